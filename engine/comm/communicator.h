@@ -1,0 +1,51 @@
+// Collectives between the ranks of one group. Implementations: self (one rank), Gloo (CPU), NCCL (CUDA).
+//
+// Every rank of the group calls the same operations in the same order. Operations are in place or into caller's memory,
+// blocking on the CPU, and deterministic: sums are taken in rank order in fp32 (BF16 inputs are widened, summed, rounded once).
+// A lost or late peer throws EngineError PEER_LOST or COLLECTIVE_TIMEOUT. One communicator belongs to one thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/core/tensor.h"
+
+namespace mbridge {
+
+enum class ReduceOp : uint8_t { kSum, kMax };
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // F32, BF16, F64 or I64; in place.
+  virtual void AllReduce(const Tensor& tensor, ReduceOp op) = 0;
+  // `input` has size() equal parts; rank r gets the sum of every rank's part r. F32 or BF16.
+  virtual void ReduceScatter(const Tensor& input, const Tensor& output) = 0;
+  // `output` holds size() parts in rank order. Any dtype.
+  virtual void AllGather(const Tensor& input, const Tensor& output) = 0;
+  virtual void Broadcast(const Tensor& tensor, int root) = 0;
+  virtual void Barrier() = 0;
+};
+
+// A group of one: every operation is the identity.
+std::unique_ptr<Communicator> MakeSelfCommunicator();
+
+// Where ranks of a group find each other. `directory` is shared by the ranks of a node (an agent relays its files between
+// nodes); a key is a file, written once by rename. `group` keeps the keys of different groups apart.
+struct GlooOptions {
+  std::string directory;
+  std::string group;
+  int rank = 0;
+  int size = 1;
+  double timeout_seconds = 600;   // dist.distributed_timeout_minutes.
+};
+
+// Connects to the peers over TCP on the loopback address, or on `MB_COMM_ADDRESS` where set. Throws COLLECTIVE_TIMEOUT.
+std::unique_ptr<Communicator> MakeGlooCommunicator(const GlooOptions& options);
+
+}  // namespace mbridge

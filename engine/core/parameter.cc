@@ -1,0 +1,61 @@
+#include "engine/core/parameter.h"
+
+#include <cstdlib>
+#include <cstring>
+
+namespace mbridge {
+namespace {
+
+// 32 elements: 64 bytes of BF16, so that values and gradients share element offsets.
+constexpr int64_t kAlignElements = 32;
+
+std::shared_ptr<void> AllocateZeroed(size_t bytes) {
+  void* memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  if (memory == nullptr) throw EngineError(v1::REASON_OUT_OF_MEMORY, fmt::format("cannot allocate {} bytes for parameters", bytes));
+  std::memset(memory, 0, bytes);
+  return {memory, std::free};
+}
+
+}  // namespace
+
+int ParameterStore::Add(ParameterSpec spec) {
+  if (!values_.empty()) ThrowEngineError("parameter {} declared after Allocate", spec.name);
+  parameters_.push_back({std::move(spec), {}, {}});
+  return static_cast<int>(parameters_.size()) - 1;
+}
+
+void ParameterStore::Allocate() {
+  int64_t total = 0;
+  std::vector<int64_t> offsets;
+  for (const Parameter& parameter : parameters_) {
+    offsets.push_back(total);
+    total += (parameter.spec.shape.NumElements() + kAlignElements - 1) / kAlignElements * kAlignElements;
+  }
+  value_memory_ = AllocateZeroed(static_cast<size_t>(total) * SizeOf(dtype_));
+  grad_memory_ = AllocateZeroed(static_cast<size_t>(total) * sizeof(float));
+  values_ = {value_memory_.get(), dtype_, device_, {total}};
+  grads_ = {grad_memory_.get(), DType::kF32, device_, {total}};
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& parameter = parameters_[i];
+    const int64_t count = parameter.spec.shape.NumElements();
+    parameter.value = values_.Rows(offsets[i], count).View(parameter.spec.shape);
+    parameter.main_grad = grads_.Rows(offsets[i], count).View(parameter.spec.shape);
+  }
+}
+
+int ParameterStore::Find(std::string_view name) const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].spec.name == name) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+int64_t ParameterStore::NumElements() const {
+  int64_t total = 0;
+  for (const Parameter& parameter : parameters_) total += parameter.spec.shape.NumElements();
+  return total;
+}
+
+void ParameterStore::ZeroGradients() { std::memset(grads_.data, 0, grads_.bytes()); }
+
+}  // namespace mbridge

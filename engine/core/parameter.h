@@ -1,0 +1,59 @@
+// Parameters of a rank: contiguous buffers for values (model dtype) and main gradients (fp32), Megatron-Core names and shapes.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/core/tensor.h"
+
+namespace mbridge {
+
+// How a parameter is laid out over tensor-parallel ranks, drawn and decayed.
+struct ParameterSpec {
+  std::string name;              // Megatron-Core's: "decoder.layers.0.self_attention.linear_qkv.weight".
+  Shape shape;                   // Of this rank's shard.
+  Shape global_shape;            // Of the whole tensor.
+  int shard_axis = -1;           // Axis split over the tensor-parallel group; -1 = replicated.
+  int64_t shard_begin = 0;       // First global index of this rank along shard_axis.
+  bool weight_decay = true;      // False: 1-D tensors and biases (Megatron-LM's no-decay group).
+  bool sequence_parallel = false;  // Its gradient is summed over the tensor-parallel group under sequence parallelism.
+};
+
+struct Parameter {
+  ParameterSpec spec;
+  Tensor value;      // Model dtype (BF16, F16 or F32), inside the value buffer.
+  Tensor main_grad;  // F32, inside the gradient buffer; zeroed once an iteration, accumulated over microbatches.
+};
+
+// Owns the two buffers. The order of parameters is the order of creation (= Megatron-LM's draws), which is also the buffer
+// order; every parameter begins at a multiple of 64 bytes. Not thread-safe.
+class ParameterStore {
+ public:
+  ParameterStore(DType dtype, DeviceType device) : dtype_(dtype), device_(device) {}
+
+  // Declares a parameter; its index. All declarations come before Allocate.
+  int Add(ParameterSpec spec);
+  // Allocates both buffers, zero-filled. Throws REASON_OUT_OF_MEMORY.
+  void Allocate();
+
+  const std::vector<Parameter>& parameters() const { return parameters_; }
+  const Parameter& operator[](int index) const { return parameters_[index]; }
+  // Index by name, -1 if unknown.
+  int Find(std::string_view name) const;
+  Tensor values() const { return values_; }      // 1-D, model dtype, with the alignment gaps (always zero).
+  Tensor main_grads() const { return grads_; }   // 1-D, F32, same element offsets as values().
+  int64_t NumElements() const;                   // Without gaps.
+  DType dtype() const { return dtype_; }
+  void ZeroGradients();
+
+ private:
+  DType dtype_;
+  DeviceType device_;
+  std::vector<Parameter> parameters_;
+  Tensor values_, grads_;
+  std::shared_ptr<void> value_memory_, grad_memory_;
+};
+
+}  // namespace mbridge
