@@ -60,7 +60,7 @@ absl::StatusOr<Parsed> ParseAt(int fd, uint64_t offset, const std::string& path)
   MB_ASSIGN_OR_RETURN(const std::string head, ReadAt(fd, offset, kHeaderBytes, path));
   if (head.empty()) return parsed;
   Header header{};
-  std::memcpy(&header, head.data(), std::min(head.size(), sizeof(header)));
+  head.copy(reinterpret_cast<char*>(&header), sizeof(header));
   if (std::memcmp(head.data(), &kMagic, std::min(head.size(), sizeof(kMagic))) != 0) {
     parsed.found = Found::kDamaged;
     return parsed;

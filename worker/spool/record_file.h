@@ -18,7 +18,7 @@
 namespace mbridge::spool {
 
 // Larger records are refused by the writer and taken for damage by the reader.
-inline constexpr uint32_t kMaxRecordBytes = 8u << 20;
+inline constexpr uint32_t kMaxRecordBytes = 256u << 10;
 
 // Thread-safe. One writer a file: Open takes a lock on it that ends with the process.
 class RecordWriter {
