@@ -121,7 +121,7 @@ bool Process::Wait(Seconds timeout) {
   return WaitUntil([this] { return Reap(false); }, timeout);
 }
 
-CommandResult Run(const std::vector<std::string>& arguments, SpawnOptions options, Seconds timeout) {
+CommandResult RunCommand(const std::vector<std::string>& arguments, SpawnOptions options, Seconds timeout) {
   options.out_path = TemporaryFile("");
   options.err_path = TemporaryFile("");
   CommandResult result;

@@ -62,7 +62,7 @@ class Process {
 };
 
 // Runs a command to its end or to the deadline (then SIGKILL).
-CommandResult Run(const std::vector<std::string>& arguments, SpawnOptions options = {}, Seconds timeout = Seconds(60));
+CommandResult RunCommand(const std::vector<std::string>& arguments, SpawnOptions options = {}, Seconds timeout = Seconds(60));
 
 // Calls `condition` every few milliseconds until it holds; false at the deadline.
 bool WaitUntil(const std::function<bool()>& condition, Seconds timeout);

@@ -92,11 +92,11 @@ bool Service::Start(Seconds timeout) {
 CommandResult Service::RunCoordinator(const Arguments& arguments, Seconds timeout) const {
   SpawnOptions spawn;
   spawn.environment = {{kIdVariable, id_}};
-  return Run(Concatenate({Program("mbcoordinator")}, arguments), spawn, timeout);
+  return RunCommand(Concatenate({Program("mbcoordinator")}, arguments), spawn, timeout);
 }
 
 std::string Service::Scrape() const {
-  return Run({"curl", "-s", "--max-time", "5", "http://" + metrics_address() + "/metrics"}).out;
+  return RunCommand({"curl", "-s", "--max-time", "5", "http://" + metrics_address() + "/metrics"}).out;
 }
 
 std::string Service::log_text() const { return ReadFile(directory() / "coordinator.log"); }
@@ -108,7 +108,7 @@ SpawnOptions Service::MbctlOptions() const {
 }
 
 CommandResult Service::Mbctl(const Arguments& arguments, Seconds timeout) const {
-  return Run(Concatenate({Program("mbctl")}, arguments), MbctlOptions(), timeout);
+  return RunCommand(Concatenate({Program("mbctl")}, arguments), MbctlOptions(), timeout);
 }
 
 std::vector<pid_t> Service::Pids(const std::string& program) const {

@@ -38,8 +38,8 @@ class ScratchDirectory {
 class Service {
  public:
   struct Options {
-    Arguments extra_arguments;
-    std::map<std::string, std::string> environment;  // Of the coordinator, and so of agents and ranks.
+    Arguments extra_arguments = {};
+    std::map<std::string, std::string> environment = {};  // Of the coordinator, and so of agents and ranks.
     bool tcp = false;                                // Also listens on a TCP port of loopback.
   };
 
