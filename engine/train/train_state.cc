@@ -1,0 +1,125 @@
+#include "engine/train/train_state.h"
+
+#include <nlohmann/json.hpp>
+
+#include "proto/rpc/status_details.h"
+
+namespace mbridge {
+namespace {
+
+OptimizerOptions MakeOptimizerOptions(const TrainingPlan& plan) {
+  OptimizerOptions options;
+  options.adam = plan.adam;
+  options.clip_grad = plan.clip_grad;
+  options.loss_scaler = plan.loss_scaler;
+  options.shard_over_data_parallel = plan.distributed_optimizer;
+  options.count_zero_gradients = plan.log_num_zeros;
+  return options;
+}
+
+// "step_00000010"; a later attempt of the same job never writes into the folder of an earlier one.
+std::string CheckpointPath(const RunIdentity& identity, int64_t step) {
+  const std::string suffix = identity.attempt > 1 ? fmt::format(".{}", identity.attempt) : std::string();
+  return fmt::format("{}/step_{:08d}{}", identity.checkpoint_directory, step, suffix);
+}
+
+}  // namespace
+
+TrainState::TrainState(const TrainingPlan& plan, Communicator* data_parallel)
+    : plan_(plan),
+      data_parallel_(data_parallel),
+      tensor_parallel_(MakeSelfCommunicator()),
+      parameters_(std::make_unique<ParameterStore>(plan.model.dtype, DeviceType::kCpu)),
+      model_(std::make_unique<GptModel>(plan.model, tensor_parallel_.get())),
+      rng_(plan.seed) {
+  model_->DeclareParameters(parameters_.get());
+  parameters_->Allocate();
+}
+
+void TrainState::InitializeFresh() {
+  const GptConfig& model = plan_.model;
+  rng_ = RngStreams(plan_.seed);
+  rng_.SkipJitWarmup(model.ffn_hidden_size, model.seq_length, plan_.micro_batch_size, model.hidden_size, model.seq_length);
+  model_->InitializeWeights(parameters_.get(), &rng_);
+  optimizer_ = std::make_unique<Optimizer>(parameters_.get(), MakeOptimizerOptions(plan_), data_parallel_);
+  model_->Prepare(*parameters_, static_cast<int>(plan_.micro_batch_size));
+}
+
+absl::Status TrainState::Load(const RunIdentity& identity) {
+  // Megatron-LM draws initial weights before it loads, so streams that the checkpoint does not set are those after the draws.
+  InitializeFresh();
+  LoadOptions options;
+  options.expected_manifest_hash = identity.expected_manifest_hash;
+  options.weights_only = identity.load_weights_only;
+  MB_ASSIGN_OR_RETURN(const CheckpointMeta meta,
+                      LoadCheckpoint(identity.load_checkpoint_path, options, Tensors(!identity.load_weights_only), data_parallel_));
+  if (identity.load_weights_only) {
+    optimizer_->TakeMastersFromValues();
+  } else {
+    MB_RETURN_IF_ERROR(RestoreState(meta));
+  }
+  model_->OnWeightsChanged();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SavedCheckpoint> TrainState::Save(const RunIdentity& identity) {
+  CheckpointMeta meta;
+  meta.step = step;
+  meta.consumed_samples = consumed_train_samples;
+  meta.run_name = identity.run_name;
+  meta.job_id = identity.job_id;
+  meta.build_id = identity.build_id;
+  meta.attempt = identity.attempt;
+  meta.config_text = identity.config_text;
+  meta.state_json = StateJson();
+  meta.has_optimizer_state = plan_.save_optimizer;
+  return SaveCheckpoint(CheckpointPath(identity, step), meta, Tensors(plan_.save_optimizer), data_parallel_);
+}
+
+std::vector<CheckpointTensor> TrainState::Tensors(bool with_optimizer) const {
+  std::vector<CheckpointTensor> tensors;
+  for (const Parameter& parameter : parameters_->parameters()) {
+    tensors.push_back(MakeCheckpointTensor(parameter.spec.name, parameter.spec, parameter.value, 0, data_parallel_->rank() == 0));
+  }
+  if (!with_optimizer) return tensors;
+  for (const OptimizerStateTensor& state : optimizer_->StateTensors()) {
+    tensors.push_back(MakeCheckpointTensor(state.name, *state.spec, state.tensor, state.flat_begin, state.write_here));
+  }
+  return tensors;
+}
+
+std::string TrainState::StateJson() const {
+  const LossScaler::State& scaler = optimizer_->loss_scaler().state();
+  nlohmann::json state = {
+      {"consumed_train_samples", consumed_train_samples},
+      {"consumed_valid_samples", consumed_valid_samples},
+      {"scheduled_samples", scheduled_samples},
+      {"optimizer_steps", optimizer_->step_count()},
+      {"loss_scaler", {{"scale", scaler.scale}, {"growth_tracker", scaler.growth_tracker}, {"hysteresis_tracker", scaler.hysteresis_tracker}}},
+  };
+  if (plan_.save_rng) state["rng"] = rng_.Save();
+  return state.dump();
+}
+
+absl::Status TrainState::RestoreState(const CheckpointMeta& meta) {
+  try {
+    const nlohmann::json state = nlohmann::json::parse(meta.state_json);
+    step = meta.step;
+    consumed_train_samples = state.at("consumed_train_samples").get<int64_t>();
+    consumed_valid_samples = state.at("consumed_valid_samples").get<int64_t>();
+    scheduled_samples = state.at("scheduled_samples").get<int64_t>();
+    const nlohmann::json& saved = state.at("loss_scaler");
+    LossScaler::State scaler;
+    scaler.scale = saved.at("scale").get<float>();
+    scaler.growth_tracker = saved.at("growth_tracker").get<int64_t>();
+    scaler.hysteresis_tracker = saved.at("hysteresis_tracker").get<int>();
+    optimizer_->Restore(state.at("optimizer_steps").get<int64_t>(), scaler);
+    if (state.contains("rng")) rng_ = RngStreams::Restore(state.at("rng").get<RngStreams::State>());
+  } catch (const nlohmann::json::exception& error) {
+    return MakeStatus(absl::StatusCode::kDataLoss, v1::REASON_CHECKPOINT_CORRUPT,
+                      fmt::format("the training state of the checkpoint of iteration {} is damaged: {}", meta.step, error.what()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace mbridge

@@ -1,0 +1,201 @@
+#include "engine/train/trainer.h"
+
+#include <google/protobuf/util/time_util.h>
+
+#include <cmath>
+
+#include "engine/core/failpoint.h"
+#include "engine/train/throw_status.h"
+
+namespace mbridge {
+
+Trainer::Trainer(const TrainingPlan& plan, const RunIdentity& identity, Communicator* world, EventSink* sink, const std::atomic<bool>* stop)
+    : plan_(plan),
+      identity_(identity),
+      world_(world),
+      sink_(sink),
+      stop_(stop),
+      state_(plan, world),
+      batch_(static_cast<int>(plan.micro_batch_size), plan.model.seq_length),
+      interval_(&plan),
+      begin_(std::chrono::steady_clock::now()) {
+  data_ = ValueOrThrow(BuildGptDatasets(plan_.data));
+  if (identity_.load_checkpoint_path.empty()) {
+    state_.InitializeFresh();
+  } else {
+    ThrowIfError(state_.Load(identity_));
+    if (!identity_.load_weights_only) last_saved_step_ = state_.step;
+  }
+  train_loader_ = std::make_unique<MicrobatchLoader>(data_.train.get(), state_.consumed_train_samples,
+                                                     static_cast<int>(plan_.micro_batch_size), world_->rank(), world_->size());
+}
+
+v1::RankResult Trainer::Run() {
+  if (is_root()) {
+    v1::RankStarted started;
+    started.set_first_step(state_.step);
+    started.set_parameters(state_.parameters().NumElements());
+    started.set_consumed_samples(state_.consumed_train_samples);
+    sink_->Started(started);
+  }
+  interval_.Restart();
+  while (state_.step < plan_.train_iters) {
+    MB_FAILPOINT("train.iteration");
+    const IterationResult result = TrainIteration();
+    interval_.Add(result);
+    CheckFinite(result);
+    if (state_.step % plan_.log_interval == 0 || state_.step == 1) ReportInterval();
+    if (result.stop_requested) {
+      Save();
+      return Finish(v1::REASON_CANCELLED_BY_USER, fmt::format("stopped after iteration {} of {}", state_.step, plan_.train_iters));
+    }
+    if (plan_.eval_interval > 0 && plan_.eval_iters > 0 && state_.step % plan_.eval_interval == 0) {
+      Evaluate(data_.valid.get(), &state_.consumed_valid_samples, v1::METRIC_KIND_VALIDATION, false);
+    }
+    if (plan_.save_interval > 0 && state_.step % plan_.save_interval == 0) Save();
+    if (plan_.exit_interval > 0 && state_.step % plan_.exit_interval == 0 && state_.step < plan_.train_iters) {
+      Save();
+      return Finish(v1::REASON_COMPLETED, fmt::format("train.exit_interval: ended after iteration {} of {}", state_.step, plan_.train_iters));
+    }
+    if (TimeIsUp()) {
+      Save();
+      return Finish(v1::REASON_COMPLETED,
+                    fmt::format("train.exit_duration_in_mins: ended after iteration {} of {}", state_.step, plan_.train_iters));
+    }
+  }
+  Save();
+  EvaluateAfterTraining();
+  return Finish(v1::REASON_COMPLETED, fmt::format("finished iteration {}", state_.step));
+}
+
+IterationResult Trainer::TrainIteration() {
+  state_.parameters().ZeroGradients();
+  const float loss_scale = state_.optimizer().loss_scaler().scale();
+  const float grad_scale = loss_scale / static_cast<float>(plan_.microbatches);
+  double loss_sum = 0, tokens = 0;
+  for (int64_t i = 0; i < plan_.microbatches; ++i) {
+    if (!train_loader_->Next(&batch_)) {
+      throw EngineError(v1::REASON_DATA_ERROR, fmt::format("the training data end after {} samples", train_loader_->consumed()));
+    }
+    const GptModel::LossSum sum = state_.model().ForwardBackward(batch_.tokens.data(), batch_.labels.data(), batch_.loss_mask.data(),
+                                                                 batch_.position_ids.data(), grad_scale, &state_.rng());
+    loss_sum += sum.loss_sum;
+    tokens += sum.tokens;
+  }
+  double totals[3] = {loss_sum, tokens, stop_->load() ? 1.0 : 0.0};
+  world_->AllReduce({totals, DType::kF64, DeviceType::kCpu, {3}}, ReduceOp::kSum);
+
+  IterationResult result;
+  result.lm_loss = totals[0] / totals[1];
+  result.stop_requested = totals[2] > 0;
+  state_.optimizer().ReduceGradients();
+  const int64_t samples = state_.scheduled_samples;
+  if (std::isfinite(result.lm_loss) || !plan_.check_nan_in_loss) {
+    result.step = state_.optimizer().Step(LearningRate(plan_.schedule, samples), WeightDecay(plan_.schedule, samples));
+  }
+  if (result.step.updated) {
+    state_.model().OnWeightsChanged();
+    state_.scheduled_samples += plan_.global_batch_size;
+  }
+  state_.consumed_train_samples += plan_.global_batch_size;
+  ++state_.step;
+  return result;
+}
+
+void Trainer::CheckFinite(const IterationResult& result) {
+  const bool bad_loss = !std::isfinite(result.lm_loss) && plan_.check_nan_in_loss;
+  const bool bad_gradient = !result.step.updated && !bad_loss && !plan_.loss_scaler.dynamic && plan_.check_nan_in_grad;
+  if (!bad_loss && !bad_gradient) return;
+  ReportInterval();
+  if (bad_loss) {
+    throw EngineError(v1::REASON_NAN_LOSS, fmt::format("the lm loss of iteration {} is {}", state_.step, result.lm_loss));
+  }
+  const std::string name = state_.optimizer().FindNonFiniteGradient();
+  throw EngineError(v1::REASON_NAN_LOSS, fmt::format("iteration {}: the gradient{} is not finite", state_.step,
+                                                     name.empty() ? std::string() : " of " + name));
+}
+
+void Trainer::ReportInterval() {
+  last_point_ = interval_.Finish(state_.step, state_.consumed_train_samples, LearningRate(plan_.schedule, state_.scheduled_samples));
+  last_point_.set_attempt(identity_.attempt);
+  *last_point_.mutable_time() = google::protobuf::util::TimeUtil::GetCurrentTime();
+  if (plan_.log_params_norm) last_point_.set_params_norm(state_.optimizer().ParameterNorm());  // Collective: every rank.
+  if (is_root()) sink_->Metric(last_point_);
+}
+
+void Trainer::Evaluate(const Dataset* dataset, int64_t* consumed, v1::MetricKind kind, bool final_pass) {
+  if (dataset == nullptr) return;
+  MicrobatchLoader loader(dataset, *consumed, static_cast<int>(plan_.micro_batch_size), world_->rank(), world_->size());
+  double totals[2] = {0, 0};
+  for (int64_t i = 0; i < plan_.eval_iters * plan_.microbatches; ++i) {
+    if (!loader.Next(&batch_)) {
+      throw EngineError(v1::REASON_DATA_ERROR, fmt::format("the evaluation data end after {} samples", loader.consumed()));
+    }
+    const GptModel::LossSum sum =
+        state_.model().Evaluate(batch_.tokens.data(), batch_.labels.data(), batch_.loss_mask.data(), batch_.position_ids.data());
+    totals[0] += sum.loss_sum;
+    totals[1] += sum.tokens;
+  }
+  world_->AllReduce({totals, DType::kF64, DeviceType::kCpu, {2}}, ReduceOp::kSum);
+  *consumed = loader.consumed();
+  if (is_root()) {
+    v1::MetricPoint point;
+    point.set_kind(kind);
+    point.set_attempt(identity_.attempt);
+    point.set_step(state_.step);
+    point.set_total_steps(plan_.train_iters);
+    point.set_lm_loss(totals[0] / totals[1]);
+    point.set_consumed_samples(state_.consumed_train_samples);
+    point.set_final_pass(final_pass);
+    *point.mutable_time() = google::protobuf::util::TimeUtil::GetCurrentTime();
+    sink_->Metric(point);
+  }
+  interval_.Restart();
+}
+
+void Trainer::EvaluateAfterTraining() {
+  if (plan_.eval_iters == 0) return;
+  int64_t consumed_test_samples = 0;
+  Evaluate(data_.valid.get(), &state_.consumed_valid_samples, v1::METRIC_KIND_VALIDATION, true);
+  Evaluate(data_.test.get(), &consumed_test_samples, v1::METRIC_KIND_TEST, true);
+}
+
+void Trainer::Save() {
+  if (identity_.checkpoint_directory.empty() || last_saved_step_ == state_.step) return;
+  const SavedCheckpoint saved = ValueOrThrow(state_.Save(identity_));
+  last_saved_step_ = state_.step;
+  if (is_root()) {
+    v1::Checkpoint checkpoint;
+    checkpoint.set_run_name(identity_.run_name);
+    checkpoint.set_job_id(identity_.job_id);
+    checkpoint.set_attempt(identity_.attempt);
+    checkpoint.set_step(state_.step);
+    checkpoint.set_path(saved.path);
+    checkpoint.set_bytes(saved.bytes);
+    checkpoint.set_manifest_hash(saved.manifest_hash);
+    checkpoint.set_config_hash(identity_.config_hash);
+    checkpoint.set_consumed_samples(state_.consumed_train_samples);
+    checkpoint.set_has_optimizer_state(plan_.save_optimizer);
+    *checkpoint.mutable_metrics() = last_point_;
+    sink_->CheckpointWritten(checkpoint);
+  }
+  interval_.Restart();
+}
+
+bool Trainer::TimeIsUp() const {
+  if (plan_.exit_duration_minutes <= 0) return false;
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin_;
+  double up = elapsed.count() > plan_.exit_duration_minutes * 60 ? 1 : 0;
+  world_->AllReduce({&up, DType::kF64, DeviceType::kCpu, {1}}, ReduceOp::kMax);
+  return up > 0;
+}
+
+v1::RankResult Trainer::Finish(v1::Reason reason, const std::string& detail) {
+  v1::RankResult result;
+  result.set_reason(reason);
+  result.set_detail(detail);
+  result.set_last_step(state_.step);
+  return result;
+}
+
+}  // namespace mbridge

@@ -1,0 +1,55 @@
+// The training loop of one rank.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+
+#include "engine/data/gpt_data.h"
+#include "engine/train/event_sink.h"
+#include "engine/train/interval.h"
+#include "engine/train/train_state.h"
+#include "engine/train/training_plan.h"
+#include "mbridge/v1/rank.pb.h"
+
+namespace mbridge {
+
+// Constructed and run by the thread that owns the communicator. `plan`, `identity`, `world`, `sink` and `stop` outlive it.
+class Trainer {
+ public:
+  // Builds datasets, model and state; loads the checkpoint where there is one. Throws EngineError.
+  // `sink` receives events on rank 0 and may be null elsewhere. `stop` is set by SIGTERM.
+  Trainer(const TrainingPlan& plan, const RunIdentity& identity, Communicator* world, EventSink* sink, const std::atomic<bool>* stop);
+
+  // Trains to the last iteration, evaluates, saves. CANCELLED_BY_USER when it was stopped (a checkpoint is written first).
+  // Throws EngineError with the reason of any other end.
+  v1::RankResult Run();
+
+ private:
+  bool is_root() const { return world_->rank() == 0; }
+  IterationResult TrainIteration();
+  // Throws NAN_LOSS where the plan says that such an iteration ends the run.
+  void CheckFinite(const IterationResult& result);
+  void ReportInterval();
+  void Evaluate(const Dataset* dataset, int64_t* consumed, v1::MetricKind kind, bool final_pass);
+  void EvaluateAfterTraining();
+  void Save();
+  bool TimeIsUp() const;
+  v1::RankResult Finish(v1::Reason reason, const std::string& detail);
+
+  const TrainingPlan& plan_;
+  const RunIdentity& identity_;
+  Communicator* world_;
+  EventSink* sink_;
+  const std::atomic<bool>* stop_;
+  TrainState state_;
+  GptDatasets data_;
+  std::unique_ptr<MicrobatchLoader> train_loader_;
+  Batch batch_;
+  IntervalLog interval_;
+  v1::MetricPoint last_point_;
+  int64_t last_saved_step_ = -1;
+  std::chrono::steady_clock::time_point begin_;
+};
+
+}  // namespace mbridge

@@ -1,0 +1,57 @@
+// A resolved configuration as the plain numbers that the engine works with.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/data/gpt_data.h"
+#include "engine/model/gpt_config.h"
+#include "engine/optim/adam.h"
+#include "engine/optim/loss_scaler.h"
+#include "engine/optim/schedule.h"
+#include "mbridge/v1/recipe.pb.h"
+
+namespace mbridge {
+
+struct TrainingPlan {
+  GptConfig model;
+  GptDataConfig data;
+  ScheduleOptions schedule;
+  AdamOptions adam;
+  LossScalerOptions loss_scaler;
+  bool distributed_optimizer = false;
+  double clip_grad = 1.0;             // 0: no clipping.
+  bool check_nan_in_loss = true;      // A NaN loss ends the job.
+  bool check_nan_in_grad = true;
+
+  int64_t train_iters = 0;
+  int64_t global_batch_size = 0;
+  int64_t micro_batch_size = 0;
+  int64_t microbatches = 0;           // A rank and iteration: global batch / (micro batch * data-parallel size).
+  int64_t eval_interval = 0;          // 0: no evaluation inside training.
+  int64_t eval_iters = 0;             // 0: no evaluation at all.
+  int64_t exit_interval = 0;          // 0: none. End after an iteration that it divides.
+  double exit_duration_minutes = 0;   // 0: none.
+
+  int64_t log_interval = 1;
+  bool log_params_norm = false;
+  bool log_num_zeros = false;
+
+  bool save = true;
+  int64_t save_interval = 0;          // 0: only at the end.
+  bool save_optimizer = true;
+  bool save_rng = true;
+
+  uint64_t seed = 1234;
+  int data_parallel_size = 1;
+  double flops_per_token = 0;
+  double collective_timeout_seconds = 600;
+
+  int64_t tokens_per_iteration() const { return global_batch_size * model.seq_length; }
+};
+
+// Reads what resolving has validated; INVALID_ARGUMENT names a key that is missing or that this engine cannot do.
+absl::StatusOr<TrainingPlan> MakeTrainingPlan(const v1::ResolvedConfig& resolved);
+
+}  // namespace mbridge

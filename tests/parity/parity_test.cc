@@ -1,0 +1,147 @@
+// Runs the correlation model with mbrank and compares every printed number with the real Megatron-LM run of the same name
+// (tests/data/mlm/losses.json). Nothing but the seed is shared: initial weights, data, order and dropout masks are our own.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+extern char** environ;
+
+namespace {
+
+using nlohmann::json;
+
+struct Losses {
+  std::vector<double> lm_loss, grad_norm, validation;
+  double test = 0;
+};
+
+struct Bounds {
+  double usual = 1e-4;     // What is expected at every iteration.
+  double hard = 2e-4;      // Never above.
+  double grad_norm = 2e-3;
+};
+
+const std::vector<std::string> kCorrelationRun = {
+    "model.num_layers=2", "model.hidden_size=256", "model.num_attention_heads=4", "model.ffn_hidden_size=1024",
+    "model.seq_length=512", "dataset.seq_length=512", "train.train_iters=10", "train.global_batch_size=32",
+    "train.micro_batch_size=4", "validation.eval_interval=10", "validation.eval_iters=2", "optimizer.lr=3e-4",
+    "optimizer.min_lr=3e-5", "rng.seed=1234", "logger.log_interval=1"};
+
+const std::vector<std::string> kNoDropout = {"model.hidden_dropout=0", "model.attention_dropout=0"};
+
+Losses Oracle(const std::string& run) {
+  std::ifstream file(MB_SOURCE_DIR "/tests/data/mlm/losses.json");
+  const json entry = json::parse(file).at("runs").at(run);
+  Losses losses;
+  losses.lm_loss = entry.at("lm_loss").get<std::vector<double>>();
+  losses.grad_norm = entry.at("grad_norm").get<std::vector<double>>();
+  losses.validation = entry.at("validation_after_10").get<std::vector<double>>();
+  losses.test = entry.at("test").get<double>();
+  return losses;
+}
+
+pid_t Start(const std::vector<std::string>& arguments, const std::vector<std::string>& environment) {
+  const pid_t pid = fork();
+  if (pid != 0) return pid;
+  for (const std::string& entry : environment) putenv(const_cast<char*>(entry.c_str()));
+  std::vector<char*> argv;
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  execv(argv[0], argv.data());
+  _exit(127);
+}
+
+// Trains with `ranks` processes and reads the metric points of rank 0.
+Losses Train(const std::string& name, int ranks, const std::vector<std::string>& overrides,
+             const std::vector<std::string>& environment = {}) {
+  const char* bin = std::getenv("MB_BIN_DIR");
+  const std::string program = std::string(bin == nullptr ? "build/bin" : bin) + "/mbrank";
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / fmt::format("mbridge_parity_{}_{}", name, getpid());
+  std::filesystem::create_directories(folder);
+  const std::string metrics = (folder / "metrics.jsonl").string();
+  std::vector<pid_t> processes;
+  for (int rank = 0; rank < ranks; ++rank) {
+    std::vector<std::string> arguments = {program, "train", "--recipe", "vanilla_gpt_megatron_lm_config", "--ranks",
+                                          std::to_string(ranks), "--rank", std::to_string(rank), "--metrics", metrics,
+                                          "--rendezvous", (folder / "rendezvous").string()};
+    arguments.insert(arguments.end(), kCorrelationRun.begin(), kCorrelationRun.end());
+    arguments.insert(arguments.end(), overrides.begin(), overrides.end());
+    processes.push_back(Start(arguments, environment));
+  }
+  for (const pid_t process : processes) {
+    int status = 0;
+    waitpid(process, &status, 0);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "mbrank ended with wait status " << status;
+  }
+  Losses losses;
+  std::ifstream file(metrics);
+  for (std::string line; std::getline(file, line);) {
+    const json point = json::parse(line);
+    const double loss = point.at("lmLoss").get<double>();
+    const std::string kind = point.at("kind").get<std::string>();
+    if (kind == "METRIC_KIND_TRAIN") {
+      losses.lm_loss.push_back(loss);
+      losses.grad_norm.push_back(point.at("gradNorm").get<double>());
+    } else if (kind == "METRIC_KIND_VALIDATION") {
+      losses.validation.push_back(loss);
+    } else {
+      losses.test = loss;
+    }
+  }
+  std::filesystem::remove_all(folder);
+  return losses;
+}
+
+void CompareSeries(const char* what, const std::vector<double>& ours, const std::vector<double>& theirs, double usual, double hard) {
+  ASSERT_EQ(ours.size(), theirs.size()) << what;
+  double worst = 0;
+  for (size_t i = 0; i < ours.size(); ++i) {
+    const double difference = std::abs(ours[i] - theirs[i]);
+    worst = std::max(worst, difference);
+    EXPECT_LE(difference, usual) << what << " " << i + 1 << ": ours " << ours[i] << ", Megatron-LM " << theirs[i];
+    EXPECT_LE(difference, hard) << what << " " << i + 1;
+    fmt::print("{:>10} {:2}  ours {:.9f}  Megatron-LM {:.9f}  difference {:+.2e}\n", what, i + 1, ours[i], theirs[i], ours[i] - theirs[i]);
+  }
+  fmt::print("{:>10}     worst {:.2e} (bound {:.0e})\n", what, worst, usual);
+}
+
+void Compare(const Losses& ours, const Losses& theirs, const Bounds& bounds) {
+  CompareSeries("lm loss", ours.lm_loss, theirs.lm_loss, bounds.usual, bounds.hard);
+  CompareSeries("grad norm", ours.grad_norm, theirs.grad_norm, bounds.grad_norm, bounds.grad_norm);
+  CompareSeries("validation", ours.validation, theirs.validation, bounds.usual, bounds.hard);
+  CompareSeries("test", {ours.test}, {theirs.test}, bounds.usual, bounds.hard);
+}
+
+TEST(Parity, parity_seed1) { Compare(Train("seed1", 1, kNoDropout), Oracle("seed1"), {}); }
+
+TEST(Parity, parity_seed1_default_dropout) {
+  Compare(Train("seed1_default_dropout", 1, {}), Oracle("seed1_default_dropout"), {});
+}
+
+TEST(Parity, parity_seed1_fp32) {
+  std::vector<std::string> overrides = kNoDropout;
+  overrides.push_back("mixed_precision=null");
+  Compare(Train("seed1_fp32", 1, overrides), Oracle("seed1_fp32"), {.usual = 2e-5, .hard = 2e-5, .grad_norm = 1e-3});
+}
+
+TEST(Parity, parity_seed1_dp2) { Compare(Train("seed1_dp2", 2, kNoDropout), Oracle("seed1_dp2"), {}); }
+
+// The widened FP32 products of a CPU without BF16 instructions.
+TEST(Parity, parity_seed1_avx2) {
+  if (!__builtin_cpu_supports("avx512bf16")) {
+    GTEST_SKIP() << "SKIPPED: this CPU has no BF16 instructions, so parity_seed1 runs the AVX2 path already";
+  }
+  Compare(Train("seed1_avx2", 1, kNoDropout, {"ONEDNN_MAX_CPU_ISA=AVX2"}), Oracle("seed1"), {});
+}
+
+}  // namespace

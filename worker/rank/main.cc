@@ -1,0 +1,59 @@
+// mbrank: the process of one rank, and the subcommands that need the engine (preflight, verification, data preparation).
+#include <CLI/CLI.hpp>
+
+#include <cstdio>
+#include <string>
+
+#include "proto/rpc/version.h"
+#include "worker/rank/data_command.h"
+#include "worker/rank/preflight.h"
+#include "worker/rank/rank_run.h"
+#include "worker/rank/standalone.h"
+
+namespace {
+
+void AddTrain(CLI::App* app, mbridge::StandaloneOptions* options) {
+  CLI::App* train = app->add_subcommand("train", "Train without coordinator and agent");
+  train->add_option("--recipe", options->recipe, "Recipe name")->required();
+  train->add_option("--config", options->config_path, "YAML file between recipe and overrides");
+  train->add_option("overrides", options->overrides, "key.path=value");
+  train->add_option("--metrics", options->metrics_path, "Write every metric point as a JSON line to this file");
+  train->add_option("--save", options->checkpoint_directory, "Directory for checkpoints (default: none are written)");
+  train->add_option("--load", options->load_checkpoint_path, "Checkpoint directory to start from");
+  train->add_flag("--weights-only", options->load_weights_only, "Take only the weights of --load, start at iteration 0");
+  train->add_option("--rank", options->rank, "Rank of this process")->check(CLI::NonNegativeNumber);
+  train->add_option("--ranks", options->ranks, "Number of ranks")->check(CLI::PositiveNumber);
+  train->add_option("--rendezvous", options->rendezvous_directory, "Directory where the ranks meet (with --ranks above 1)");
+  train->add_option("--threads", options->threads, "Threads (default: cores / ranks)")->check(CLI::NonNegativeNumber);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("mbrank: a rank of a training job");
+  app.set_version_flag("--version", mbridge::VersionLine("mbrank"));
+  std::string spec_path, verify_path, manifest_hash;
+  bool preflight = false;
+  app.add_option("--spec", spec_path, "RankSpec file written by the agent");
+  app.add_flag("--preflight", preflight, "Check the node for the job of --spec; binary PreflightResult on standard output");
+  app.add_option("--verify", verify_path, "Verify every checksum of a checkpoint directory");
+  app.add_option("--manifest-hash", manifest_hash, "XXH3-64 that manifest.json must have, with --verify");
+  mbridge::StandaloneOptions standalone;
+  AddTrain(&app, &standalone);
+  mbridge::DataCommand data(&app);
+  app.require_subcommand(0, 1);
+  CLI11_PARSE(app, argc, argv);
+
+  if (app.got_subcommand("train")) {
+    if (standalone.ranks > 1 && standalone.rendezvous_directory.empty()) {
+      std::fprintf(stderr, "mbrank: --ranks %d needs --rendezvous DIR, the same for every rank\n", standalone.ranks);
+      return 2;
+    }
+    return mbridge::RunStandalone(standalone);
+  }
+  if (app.got_subcommand("data")) return data.Run();
+  if (!verify_path.empty()) return mbridge::RunVerify(verify_path, manifest_hash);
+  if (!spec_path.empty()) return preflight ? mbridge::RunPreflight(spec_path) : mbridge::RunRank(spec_path);
+  std::fprintf(stderr, "%s", app.help().c_str());
+  return 2;
+}

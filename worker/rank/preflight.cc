@@ -1,0 +1,158 @@
+#include "worker/rank/preflight.h"
+
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/core/file.h"
+#include "engine/data/gpt_data.h"
+#include "engine/train/training_plan.h"
+#include "proto/rpc/status_details.h"
+#include "worker/rank/rank_run.h"
+#include "worker/spool/file.h"
+
+namespace mbridge {
+namespace {
+
+void AddProblem(v1::PreflightResult* result, v1::Reason reason, const std::string& field, const std::string& description) {
+  auto* problem = result->add_problems();
+  problem->set_reason(reason);
+  problem->set_field(field);
+  problem->set_description(description);
+}
+
+// One problem per field violation of a status, or one under `field`.
+void AddStatus(v1::PreflightResult* result, const absl::Status& status, const std::string& field, v1::Reason fallback) {
+  const v1::Reason reason = ReasonOf(status) == v1::REASON_UNSPECIFIED ? fallback : ReasonOf(status);
+  const auto violations = FieldViolationsOf(status);
+  for (const FieldViolation& violation : violations) AddProblem(result, reason, violation.field, violation.description);
+  if (violations.empty()) AddProblem(result, reason, field, std::string(status.message()));
+}
+
+// Memory that new processes can use, from /proc/meminfo.
+int64_t AvailableMemory() {
+  std::ifstream info("/proc/meminfo");
+  std::string name, unit;
+  int64_t kilobytes = 0;
+  while (info >> name >> kilobytes >> unit) {
+    if (name == "MemAvailable:") return kilobytes * 1024;
+  }
+  return 0;
+}
+
+// The nearest folder above `path` that exists.
+std::string ExistingParent(std::filesystem::path path) {
+  std::error_code error;
+  while (!path.empty() && path != path.root_path() && !std::filesystem::exists(path, error)) path = path.parent_path();
+  return path.string();
+}
+
+void CheckData(const TrainingPlan& plan, v1::PreflightResult* result) {
+  std::vector<std::string> facts;
+  GptDataConfig data = plan.data;
+  data.write_cache = false;
+  const absl::Status status = CheckGptData(data, &facts);
+  for (const std::string& fact : facts) result->add_facts(fact);
+  if (status.ok()) return;
+  const bool missing = status.code() == absl::StatusCode::kNotFound;
+  AddStatus(result, status, "dataset", missing ? v1::REASON_DATA_NOT_FOUND : v1::REASON_DATA_ERROR);
+}
+
+void CheckCheckpoint(const v1::RankSpec& spec, v1::PreflightResult* result) {
+  if (spec.load_checkpoint_path().empty()) return;
+  const auto meta = ReadCheckpointMeta(spec.load_checkpoint_path(), spec.expected_manifest_hash());
+  if (!meta.ok()) {
+    AddStatus(result, meta.status(), "start.checkpoint_id", v1::REASON_CHECKPOINT_CORRUPT);
+    return;
+  }
+  result->add_facts(fmt::format("{}: iteration {}, {} samples", spec.load_checkpoint_path(), meta->step, meta->consumed_samples));
+  const int64_t iterations = spec.resolved().config().train().train_iters();
+  if (!spec.load_weights_only() && meta->step >= iterations) {
+    AddProblem(result, v1::REASON_INVALID_CONFIG, "train.train_iters",
+               fmt::format("{} iterations, but the checkpoint is of iteration {}: nothing is left to train. Give train.train_iters above {}",
+                           iterations, meta->step, meta->step));
+  }
+}
+
+void CheckResources(const v1::RankSpec& spec, v1::PreflightResult* result) {
+  const v1::MemoryEstimate& rank = spec.resolved().per_rank();
+  const int64_t needed = (rank.weight_bytes() + rank.gradient_bytes() + rank.optimizer_bytes() + rank.activation_bytes() +
+                          rank.workspace_bytes()) * std::max(1, spec.world_size());
+  const int64_t free_memory = AvailableMemory();
+  result->set_free_memory_bytes(free_memory);
+  if (spec.device() != v1::DEVICE_CUDA && free_memory > 0 && needed > free_memory) {
+    AddProblem(result, v1::REASON_OUT_OF_MEMORY, "train.micro_batch_size",
+               fmt::format("the job needs about {} MiB of memory, {} MiB are free on this node. Lower train.micro_batch_size or the model",
+                           needed >> 20, free_memory >> 20));
+  }
+  if (spec.checkpoint_directory().empty()) return;
+  const auto free_disk = FreeDiskBytes(ExistingParent(spec.checkpoint_directory()));
+  if (!free_disk.ok()) {
+    AddStatus(result, free_disk.status(), "checkpoint.save", v1::REASON_CHECKPOINT_IO_ERROR);
+    return;
+  }
+  result->set_free_disk_bytes(*free_disk);
+  if (rank.checkpoint_bytes() > *free_disk) {
+    AddProblem(result, v1::REASON_DISK_FULL, "checkpoint.save",
+               fmt::format("a checkpoint takes {} MiB, {} MiB are free under {}. Free space or choose another root",
+                           rank.checkpoint_bytes() >> 20, *free_disk >> 20, spec.checkpoint_directory()));
+  }
+}
+
+}  // namespace
+
+v1::PreflightResult CheckNode(const v1::RankSpec& spec) {
+  v1::PreflightResult result;
+  const auto plan = MakeTrainingPlan(spec.resolved());
+  if (!plan.ok()) {
+    AddStatus(&result, plan.status(), "config", v1::REASON_INVALID_CONFIG);
+    return result;
+  }
+  CheckData(*plan, &result);
+  CheckCheckpoint(spec, &result);
+  CheckResources(spec, &result);
+  return result;
+}
+
+int RunPreflight(const std::string& spec_path) {
+  v1::RankSpec spec;
+  if (const absl::Status status = spool::ReadProto(spec_path, &spec); !status.ok()) {
+    std::fprintf(stderr, "mbrank: %s\n", std::string(status.message()).c_str());
+    return 1;
+  }
+  std::string bytes;
+  const v1::RankResult outcome = ResultOf([&] {
+    bytes = CheckNode(spec).SerializeAsString();
+    v1::RankResult done;
+    done.set_reason(v1::REASON_COMPLETED);
+    return done;
+  });
+  if (outcome.reason() != v1::REASON_COMPLETED) {
+    v1::PreflightResult failed;
+    AddProblem(&failed, outcome.reason(), "config", outcome.detail());
+    bytes = failed.SerializeAsString();
+  }
+  return std::fwrite(bytes.data(), 1, bytes.size(), stdout) == bytes.size() && std::fflush(stdout) == 0 ? 0 : 1;
+}
+
+int RunVerify(const std::string& path, const std::string& manifest_hash) {
+  const auto verified = VerifyCheckpoint(path, manifest_hash);
+  nlohmann::json line = {{"ok", verified.ok()}};
+  if (verified.ok()) {
+    line["bytes"] = std::to_string(verified->bytes);  // The JSON form of a protobuf int64.
+    line["tensors"] = verified->tensors;
+  } else {
+    const v1::Reason reason = ReasonOf(verified.status());
+    line["reason"] = v1::Reason_Name(reason == v1::REASON_UNSPECIFIED ? v1::REASON_CHECKPOINT_CORRUPT : reason);
+    line["detail"] = std::string(verified.status().message());
+  }
+  std::printf("%s\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+  return verified.ok() ? 0 : 1;
+}
+
+}  // namespace mbridge

@@ -1,0 +1,19 @@
+// `mbrank --preflight --spec FILE`: facts of the node checked before a job is accepted.
+#pragma once
+
+#include <string>
+
+#include "mbridge/v1/rank.pb.h"
+
+namespace mbridge {
+
+// Data files, checkpoint to load, disk space, memory. Never throws; every problem names a key or a path.
+v1::PreflightResult CheckNode(const v1::RankSpec& spec);
+
+// Reads the spec, writes a binary PreflightResult to standard output. 0 when the check itself worked.
+int RunPreflight(const std::string& spec_path);
+
+// `mbrank --verify PATH [--manifest-hash H]`: one JSON line {"ok", "bytes", "tensors", "reason", "detail"}.
+int RunVerify(const std::string& path, const std::string& manifest_hash);
+
+}  // namespace mbridge

@@ -1,0 +1,118 @@
+#include "worker/rank/rank_run.h"
+
+#include <google/protobuf/text_format.h>
+#include <omp.h>
+
+#include <csignal>
+#include <cstdio>
+#include <new>
+
+#include "engine/train/throw_status.h"
+#include "engine/train/trainer.h"
+#include "proto/rpc/version.h"
+#include "worker/rank/spool_sink.h"
+#include "worker/spool/attempt_directory.h"
+#include "worker/spool/file.h"
+
+namespace mbridge {
+namespace {
+
+std::atomic<bool> g_stop{false};
+
+void OnTerminate(int) { g_stop.store(true); }
+
+// The training of one spec; rank 0 reports to the spool.
+v1::RankResult Train(const v1::RankSpec& spec, EventSink* sink) {
+  const TrainingPlan plan = ValueOrThrow(MakeTrainingPlan(spec.resolved()));
+  const RunIdentity identity = MakeRunIdentity(spec);
+  const spool::AttemptDirectory directory(spec.attempt_directory());
+  const auto world = MakeWorld(directory.RendezvousPath(), spec.rank(), spec.world_size(), plan.collective_timeout_seconds);
+  Trainer trainer(plan, identity, world.get(), sink, &g_stop);
+  return trainer.Run();
+}
+
+}  // namespace
+
+const std::atomic<bool>* InstallStopHandler() {
+  struct sigaction action {};
+  action.sa_handler = OnTerminate;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGTERM, &action, nullptr);
+  return &g_stop;
+}
+
+int ExitCodeOf(v1::Reason reason) {
+  if (reason == v1::REASON_COMPLETED) return 0;
+  const int code = InfoOf(reason).exit_code();
+  return code == 0 ? 1 : code;
+}
+
+v1::RankResult ResultOf(const std::function<v1::RankResult()>& body) {
+  v1::RankResult result;
+  try {
+    return body();
+  } catch (const EngineError& error) {
+    result.set_reason(error.reason());
+    result.set_detail(error.what());
+  } catch (const std::bad_alloc&) {
+    result.set_reason(v1::REASON_OUT_OF_MEMORY);
+    result.set_detail("an allocation failed");
+  } catch (const std::exception& error) {
+    result.set_reason(v1::REASON_ENGINE_ERROR);
+    result.set_detail(error.what());
+  }
+  return result;
+}
+
+RunIdentity MakeRunIdentity(const v1::RankSpec& spec) {
+  RunIdentity identity;
+  identity.job_id = spec.job_id();
+  identity.run_name = spec.run_name();
+  identity.build_id = BuildId();
+  identity.attempt = spec.attempt();
+  identity.checkpoint_directory = spec.checkpoint_directory();
+  identity.load_checkpoint_path = spec.load_checkpoint_path();
+  identity.load_weights_only = spec.load_weights_only();
+  identity.expected_manifest_hash = spec.expected_manifest_hash();
+  google::protobuf::TextFormat::PrintToString(spec.resolved().config(), &identity.config_text);
+  identity.config_hash = spec.resolved().config_hash();
+  return identity;
+}
+
+std::unique_ptr<Communicator> MakeWorld(const std::string& directory, int rank, int size, double timeout_seconds) {
+  if (size == 1) return MakeSelfCommunicator();
+  GlooOptions options;
+  options.directory = directory;
+  options.group = "world";
+  options.rank = rank;
+  options.size = size;
+  options.timeout_seconds = timeout_seconds;
+  return MakeGlooCommunicator(options);
+}
+
+int RunRank(const std::string& spec_path) {
+  InstallStopHandler();
+  v1::RankSpec spec;
+  if (const absl::Status status = spool::ReadProto(spec_path, &spec); !status.ok()) {
+    std::fprintf(stderr, "mbrank: %s\n", std::string(status.message()).c_str());
+    return ExitCodeOf(v1::REASON_SPAWN_FAILED);
+  }
+  if (spec.threads() > 0) omp_set_num_threads(spec.threads());
+  const spool::AttemptDirectory directory(spec.attempt_directory());
+  std::unique_ptr<SpoolSink> sink;
+  v1::RankResult result = ResultOf([&] {
+    if (spec.rank() == 0) sink = std::make_unique<SpoolSink>(ValueOrThrow(spool::RecordWriter::Open(directory.SpoolPath())));
+    return Train(spec, sink.get());
+  });
+  if (result.reason() != v1::REASON_COMPLETED) {
+    std::fprintf(stderr, "rank %d ends: %s: %s\n", spec.rank(), ReasonName(result.reason()).c_str(), result.detail().c_str());
+  }
+  if (sink != nullptr) sink->Finished(result);
+  if (const absl::Status status = spool::WriteProto(directory.ResultPath(spec.rank()), result); !status.ok()) {
+    std::fprintf(stderr, "mbrank: %s\n", std::string(status.message()).c_str());
+    return ExitCodeOf(v1::REASON_ENGINE_ERROR);
+  }
+  return ExitCodeOf(result.reason());
+}
+
+}  // namespace mbridge

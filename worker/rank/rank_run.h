@@ -1,0 +1,31 @@
+// One rank process under an agent: `mbrank --spec FILE`.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <string>
+
+#include "engine/comm/communicator.h"
+#include "engine/train/train_state.h"
+#include "mbridge/v1/rank.pb.h"
+
+namespace mbridge {
+
+// Set by SIGTERM: finish the iteration, save, end. Installs the handler.
+const std::atomic<bool>* InstallStopHandler();
+
+// Reads the RankSpec, trains, writes rank-<r>.reason and returns the exit code. Errors go to standard error (the rank's log) too.
+int RunRank(const std::string& spec_path);
+
+// Exit code of a process that ended for this reason: 0 only for COMPLETED.
+int ExitCodeOf(v1::Reason reason);
+
+// Runs `body` and turns every exception into a result: EngineError keeps its reason, bad_alloc is OUT_OF_MEMORY.
+v1::RankResult ResultOf(const std::function<v1::RankResult()>& body);
+
+RunIdentity MakeRunIdentity(const v1::RankSpec& spec);
+
+// One communicator over all ranks of a job, whose rendezvous files lie in `directory`. Throws EngineError.
+std::unique_ptr<Communicator> MakeWorld(const std::string& directory, int rank, int size, double timeout_seconds);
+
+}  // namespace mbridge

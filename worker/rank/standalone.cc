@@ -1,0 +1,82 @@
+#include "worker/rank/standalone.h"
+
+#include <google/protobuf/util/json_util.h>
+#include <omp.h>
+
+#include <cstdio>
+#include <fstream>
+
+#include "engine/train/throw_status.h"
+#include "engine/train/trainer.h"
+#include "proto/format/training_line.h"
+#include "recipes/config/resolve.h"
+#include "worker/rank/rank_run.h"
+#include "worker/spool/file.h"
+
+namespace mbridge {
+namespace {
+
+// Events on the terminal, metric points also as JSON lines.
+class TerminalSink : public EventSink {
+ public:
+  explicit TerminalSink(const std::string& metrics_path) {
+    if (metrics_path.empty()) return;
+    metrics_.open(metrics_path);
+    if (!metrics_) throw EngineError(v1::REASON_ENGINE_ERROR, fmt::format("cannot write {}", metrics_path));
+  }
+
+  void Started(const v1::RankStarted& started) override {
+    std::printf("training starts after iteration %ld, %ld parameters\n", static_cast<long>(started.first_step()),
+                static_cast<long>(started.parameters()));
+  }
+  void Metric(const v1::MetricPoint& point) override {
+    std::printf("%s\n", FormatPoint(point).c_str());
+    std::fflush(stdout);
+    std::string json;
+    if (metrics_.is_open() && google::protobuf::util::MessageToJsonString(point, &json).ok()) metrics_ << json << std::endl;
+  }
+  void CheckpointWritten(const v1::Checkpoint& checkpoint) override {
+    std::printf("checkpoint of iteration %ld written to %s\n", static_cast<long>(checkpoint.step()), checkpoint.path().c_str());
+  }
+  void Message(const std::string& text) override { std::printf("%s\n", text.c_str()); }
+
+ private:
+  std::ofstream metrics_;
+};
+
+v1::RankResult Train(const StandaloneOptions& options) {
+  recipes::ResolveRequest request;
+  request.recipe = options.recipe;
+  if (!options.config_path.empty()) request.config_yaml = ValueOrThrow(spool::ReadFile(options.config_path));
+  request.overrides = options.overrides;
+  request.ranks = options.ranks;
+  const v1::ResolvedConfig resolved = ValueOrThrow(recipes::Resolve(request));
+  v1::RankSpec spec;
+  spec.set_run_name("standalone");
+  spec.set_attempt(1);
+  *spec.mutable_resolved() = resolved;
+  spec.set_checkpoint_directory(options.checkpoint_directory);
+  spec.set_load_checkpoint_path(options.load_checkpoint_path);
+  spec.set_load_weights_only(options.load_weights_only);
+
+  const TrainingPlan plan = ValueOrThrow(MakeTrainingPlan(resolved));
+  const RunIdentity identity = MakeRunIdentity(spec);
+  const auto world = MakeWorld(options.rendezvous_directory, options.rank, options.ranks, plan.collective_timeout_seconds);
+  std::unique_ptr<TerminalSink> sink;
+  if (options.rank == 0) sink = std::make_unique<TerminalSink>(options.metrics_path);
+  Trainer trainer(plan, identity, world.get(), sink.get(), InstallStopHandler());
+  return trainer.Run();
+}
+
+}  // namespace
+
+int RunStandalone(const StandaloneOptions& options) {
+  omp_set_num_threads(options.threads > 0 ? options.threads : std::max(1, omp_get_num_procs() / options.ranks));
+  const v1::RankResult result = ResultOf([&] { return Train(options); });
+  if (result.reason() != v1::REASON_COMPLETED) {
+    std::fprintf(stderr, "mbrank: %s: %s\n", ReasonName(result.reason()).c_str(), result.detail().c_str());
+  }
+  return ExitCodeOf(result.reason());
+}
+
+}  // namespace mbridge
