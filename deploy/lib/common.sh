@@ -5,6 +5,9 @@ MB_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 MB_BUILD="${MB_BUILD:-$MB_ROOT/build}"
 MB_JOBS="${MB_JOBS:-$(nproc)}"
 
+# The same object for the same source in any clone: CI builds in another folder than its author did.
+export CCACHE_BASEDIR="${CCACHE_BASEDIR:-$MB_ROOT}" CCACHE_NOHASHDIR="${CCACHE_NOHASHDIR:-1}"
+
 if [ -t 1 ] && [ -z "${NO_COLOR:-}" ] && [ "${TERM:-dumb}" != dumb ]; then
   mb_bold=$'\e[1m' mb_red=$'\e[31m' mb_off=$'\e[0m'
 else
