@@ -1,5 +1,6 @@
 #include "engine/comm/file_store.h"
 
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -7,6 +8,7 @@
 #include <iterator>
 #include <thread>
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "engine/core/error.h"
@@ -15,11 +17,19 @@ namespace mbridge {
 
 FileStore::FileStore(std::string directory, std::string group, double timeout_seconds)
     : directory_(std::move(directory)), group_(std::move(group)),
-      timeout_(static_cast<int64_t>(timeout_seconds * 1000)) {}
+      timeout_(static_cast<int64_t>(timeout_seconds * 1000)) {
+  if (mkdir(directory_.c_str(), 0700) != 0 && errno != EEXIST) {
+    ThrowEngineError("cannot create the rendezvous folder {}: {}", directory_, std::strerror(errno));
+  }
+}
 
 std::string FileStore::PathOf(const std::string& key) const {
   std::string name;
-  for (const char c : group_ + "/" + key) name += fmt::format("{:02x}", static_cast<unsigned char>(c));
+  for (const char c : group_ + "/" + key) {
+    const auto byte = static_cast<unsigned char>(c);
+    const bool plain = byte < 0x80 && (std::isalnum(byte) != 0 || byte == '-' || byte == '_');
+    name += plain ? std::string(1, c) : fmt::format("%{:02X}", byte);
+  }
   return directory_ + "/" + name;
 }
 

@@ -1,4 +1,5 @@
-// Gloo's rendezvous store over a folder: a key is a file, its name the key in hexadecimal, written once by rename.
+// Gloo's rendezvous store over a folder: a key is a file, written once by rename. In its name every byte but letters, digits,
+// '-' and '_' is %XX (the agents, which relay such folders between nodes, spell keys the same way).
 #pragma once
 
 #include <string>
@@ -12,7 +13,7 @@ namespace mbridge {
 // COLLECTIVE_TIMEOUT when a key does not appear in time, ENGINE_ERROR when the folder cannot be used. Thread-safe.
 class FileStore : public gloo::rendezvous::Store {
  public:
-  // Keys of another `group` in the same folder are other keys.
+  // Keys of another `group` in the same folder are other keys. Makes the folder if its parent exists.
   FileStore(std::string directory, std::string group, double timeout_seconds);
 
   void set(const std::string& key, const std::vector<char>& data) override;

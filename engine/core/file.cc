@@ -126,7 +126,9 @@ absl::Status RenameDurably(const std::string& from, const std::string& to) {
     if (access(to.c_str(), F_OK) == 0) return FileError(EEXIST, "rename to", to);
     if (rename(from.c_str(), to.c_str()) != 0) return FileError(errno, "rename to", to);
   }
-  return SyncDirectory(ParentDirectory(to));
+  const absl::Status synced = SyncDirectory(ParentDirectory(to));
+  if (!synced.ok()) rename(to.c_str(), from.c_str());
+  return synced;
 }
 
 absl::Status SyncDirectory(const std::string& path) {

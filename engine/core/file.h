@@ -60,7 +60,7 @@ class FileReader {
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_bytes);
 // Readers see the old or the whole new content, also after a power cut: temporary sibling, fsync, rename, fsync of the folder.
 absl::Status WriteFileDurably(const std::string& path, std::string_view content);
-// Renames and syncs the parent folder of `to`. Fails when `to` exists.
+// Renames and syncs the parent folder of `to`. Fails when `to` exists; after an error `from` is where it was.
 absl::Status RenameDurably(const std::string& from, const std::string& to);
 absl::Status SyncDirectory(const std::string& path);
 // mkdir -p; every new folder is synced into its parent.

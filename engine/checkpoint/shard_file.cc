@@ -1,0 +1,88 @@
+#include "engine/checkpoint/shard_file.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "engine/checkpoint/checksum.h"
+#include "engine/core/failpoint.h"
+#include "engine/core/file.h"
+#include "proto/rpc/status_details.h"
+
+namespace mbridge {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kMaxHeaderBytes = 100'000'000;  // The limit of other safetensors readers.
+constexpr size_t kWriteChunk = size_t{4} << 20;
+
+std::string HeaderOf(const CheckpointMeta& meta, const std::vector<const CheckpointTensor*>& tensors) {
+  json header = {{"__metadata__", {{"format", "mbridge-checkpoint"}, {"step", std::to_string(meta.step)}}}};
+  int64_t offset = 0;
+  for (const CheckpointTensor* entry : tensors) {
+    json shape = json::array();
+    for (int axis = 0; axis < entry->tensor.shape.rank(); ++axis) shape.push_back(entry->tensor.shape[axis]);
+    const int64_t end = offset + static_cast<int64_t>(entry->tensor.bytes());
+    header[entry->name] = {{"dtype", std::string(NameOf(entry->tensor.dtype))}, {"shape", shape}, {"data_offsets", {offset, end}}};
+    offset = end;
+  }
+  std::string text = header.dump(-1, ' ', false, json::error_handler_t::replace);
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  const uint64_t length = text.size();
+  std::string prefixed(sizeof(length), '\0');
+  std::memcpy(prefixed.data(), &length, sizeof(length));
+  return prefixed + text;
+}
+
+// Hashes each stretch while it is in the cache.
+absl::StatusOr<uint64_t> WriteHashed(FileWriter& writer, const Tensor& tensor) {
+  Checksum checksum;
+  const char* data = static_cast<const char*>(tensor.data);
+  for (size_t done = 0; done < tensor.bytes();) {
+    const size_t chunk = std::min(kWriteChunk, tensor.bytes() - done);
+    checksum.Update(data + done, chunk);
+    MB_RETURN_IF_ERROR(writer.Write(data + done, chunk));
+    done += chunk;
+  }
+  return checksum.Value();
+}
+
+}  // namespace
+
+absl::StatusOr<Manifest> WriteShardFile(const std::string& directory, const std::string& name, const CheckpointMeta& meta,
+                                        std::vector<const CheckpointTensor*> tensors) {
+  // Wide elements first, so that every tensor is aligned to its element size.
+  std::stable_sort(tensors.begin(), tensors.end(), [](const CheckpointTensor* a, const CheckpointTensor* b) {
+    return SizeOf(a->tensor.dtype) > SizeOf(b->tensor.dtype);
+  });
+  std::set<std::string> names;
+  for (const CheckpointTensor* entry : tensors) {
+    if (!names.insert(entry->name).second) {
+      return MakeStatus(absl::StatusCode::kInternal, v1::REASON_ENGINE_ERROR, fmt::format("tensor {} is saved twice by one rank", entry->name));
+    }
+  }
+  const std::string header = HeaderOf(meta, tensors);
+  if (header.size() > kMaxHeaderBytes) {
+    return MakeStatus(absl::StatusCode::kInternal, v1::REASON_CHECKPOINT_IO_ERROR,
+                      fmt::format("the header of {} would have {} bytes, at most {} are readable", name, header.size(), kMaxHeaderBytes));
+  }
+  MB_ASSIGN_OR_RETURN(FileWriter writer, FileWriter::Create(directory + "/" + name));
+  MB_RETURN_IF_ERROR(writer.Write(header));
+  Manifest manifest;
+  for (const CheckpointTensor* entry : tensors) {
+    MB_FAILPOINT("checkpoint.tensor");
+    ManifestShard shard{name, PartOf(*entry), writer.bytes_written(), static_cast<int64_t>(entry->tensor.bytes()), 0};
+    MB_ASSIGN_OR_RETURN(shard.hash, WriteHashed(writer, entry->tensor));
+    manifest.tensors.push_back({entry->name, entry->tensor.dtype, entry->global_shape, {std::move(shard)}});
+  }
+  manifest.files.push_back({name, writer.bytes_written(), static_cast<int64_t>(header.size()), HashOf(header)});
+  MB_FAILPOINT("checkpoint.before_shard_sync");
+  MB_RETURN_IF_ERROR(writer.SyncAndClose());
+  return manifest;
+}
+
+}  // namespace mbridge
