@@ -1,0 +1,66 @@
+#include "engine/model/gpt_config.h"
+
+#include <cmath>
+#include <string_view>
+
+#include "engine/core/error.h"
+
+namespace mbridge {
+namespace {
+
+void RequirePositive(std::string_view field, int64_t value) {
+  if (value > 0) return;
+  throw EngineError(v1::REASON_INVALID_CONFIG, fmt::format("model.{} is {}: at least 1", field, value));
+}
+
+void RequireProbability(std::string_view field, double value) {
+  if (value >= 0.0 && value < 1.0) return;
+  throw EngineError(v1::REASON_INVALID_CONFIG, fmt::format("model.{} is {}: at least 0 and below 1", field, value));
+}
+
+void RequireMultiple(std::string_view field, int64_t value, std::string_view of, int64_t divisor) {
+  if (value % divisor == 0) return;
+  throw EngineError(v1::REASON_INVALID_CONFIG,
+                    fmt::format("model.{} is {}: must be a multiple of model.{} = {}", field, value, of, divisor));
+}
+
+[[noreturn]] void Unsupported(std::string_view what) {
+  throw EngineError(v1::REASON_UNSUPPORTED_MODEL, fmt::format("this engine does not build {} yet", what));
+}
+
+}  // namespace
+
+double EmbeddingInitStd(const GptConfig& config) {
+  return config.embedding_init_std > 0 ? config.embedding_init_std : config.init_method_std;
+}
+
+double OutputInitStd(const GptConfig& config) {
+  if (config.output_init_std > 0) return config.output_init_std;
+  return config.init_method_std / std::sqrt(2.0 * static_cast<double>(config.num_layers));
+}
+
+void ValidateGptConfig(const GptConfig& config) {
+  RequirePositive("num_layers", config.num_layers);
+  RequirePositive("hidden_size", config.hidden_size);
+  RequirePositive("num_attention_heads", config.num_attention_heads);
+  RequirePositive("num_query_groups", config.num_query_groups);
+  RequirePositive("kv_channels", config.kv_channels);
+  RequirePositive("ffn_hidden_size", config.ffn_hidden_size);
+  RequirePositive("seq_length", config.seq_length);
+  RequirePositive("vocab_size (padded)", config.padded_vocab_size);
+  RequireMultiple("num_attention_heads", config.num_attention_heads, "num_query_groups", config.num_query_groups);
+  RequireProbability("hidden_dropout", config.hidden_dropout);
+  RequireProbability("attention_dropout", config.attention_dropout);
+  if (config.position_embedding == PositionKind::kLearnedAbsolute && config.max_position_embeddings < config.seq_length) {
+    throw EngineError(v1::REASON_INVALID_CONFIG, fmt::format("model.max_position_embeddings is {}: at least model.seq_length = {}",
+                                                             config.max_position_embeddings, config.seq_length));
+  }
+  if (config.dtype != DType::kBF16 && config.dtype != DType::kF16 && config.dtype != DType::kF32) {
+    throw EngineError(v1::REASON_INVALID_CONFIG, fmt::format("model dtype {}: BF16, F16 or F32", NameOf(config.dtype)));
+  }
+  if (config.normalization != NormKind::kLayerNorm) Unsupported("RMSNorm");
+  if (config.activation != ActivationKind::kGelu) Unsupported("gated activations");
+  if (config.position_embedding == PositionKind::kRope) Unsupported("rotary positions");
+}
+
+}  // namespace mbridge

@@ -1,0 +1,323 @@
+#include "engine/model/gpt_model.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <omp.h>
+
+#include "engine/comm/communicator.h"
+#include "engine/core/arena.h"
+#include "engine/core/parameter.h"
+#include "engine/model/output_head.h"
+#include "engine/model/transformer_layer.h"
+#include "engine/model/weights.h"
+#include "engine/ops/convert.h"
+#include "engine/ops/dropout.h"
+#include "engine/ops/embedding.h"
+#include "engine/ops/gemm.h"
+#include "engine/ops/gradient_sums.h"
+#include "engine/ops/layer_norm.h"
+
+namespace mbridge {
+namespace {
+
+// A tensor view of the caller's array.
+template <class T>
+Tensor ViewOf(const T* data, int64_t b, int64_t s) {
+  return {const_cast<T*>(data), kDTypeOf<T>, DeviceType::kCpu, {b, s}};
+}
+
+void CheckIds(const char* what, const int32_t* ids, int64_t count, int64_t end) {
+  const auto bad = std::find_if(ids, ids + count, [end](int32_t id) { return id < 0 || id >= end; });
+  if (bad == ids + count) return;
+  throw EngineError(v1::REASON_DATA_ERROR, fmt::format("{} {} at place {} of the microbatch: 0 to {}", what, *bad, bad - ids, end - 1));
+}
+
+// Everything that a microbatch writes, allocated once.
+struct Activations {
+  std::vector<LayerRecord> layers;
+  Tensor embedding_keep;        // U8 [s, b, h], empty without dropout.
+  Tensor last_hidden;           // [s, b, h]: output of the last layer.
+  NormRecord final_norm;
+  Tensor normed;                // [s, b, h]: input of the output layer.
+  Tensor gradient;              // [s, b, h]: of the residual stream.
+  Tensor touched_words, touched_positions, gathered;  // Of EmbeddingBackward.
+  LayerScratch layer_scratch;
+  OutputHeadScratch head;
+
+  static Activations Allocate(Arena* arena, const Step& step) {
+    const GptConfig& c = *step.config;
+    const int64_t s = step.seq_length, b = step.micro_batch_size, h = c.hidden_size;
+    Activations a;
+    if (c.hidden_dropout > 0.0) a.embedding_keep = arena->Allocate(DType::kU8, {s, b, h});
+    for (int64_t i = 0; i <= c.num_layers; ++i) {
+      const Tensor stream = arena->Allocate(step.storage, {s, b, h});
+      if (i == c.num_layers) {
+        a.last_hidden = stream;
+      } else {
+        a.layers.push_back(LayerRecord::Allocate(arena, step));
+        a.layers.back().input = stream;
+      }
+    }
+    a.final_norm = {arena->Allocate(DType::kF32, {s * b}), arena->Allocate(DType::kF32, {s * b})};
+    a.normed = arena->Allocate(step.storage, {s, b, h});
+    a.gradient = arena->Allocate(step.storage, {s, b, h});
+    a.touched_words = arena->Allocate(DType::kI32, {c.padded_vocab_size});
+    a.touched_positions = arena->Allocate(DType::kI32, {std::max<int64_t>(c.max_position_embeddings, 1)});
+    a.gathered = arena->Allocate(DType::kF32, {s * b, h});
+    a.layer_scratch = LayerScratch::Allocate(arena, step, omp_get_max_threads());
+    a.head = OutputHeadScratch::Allocate(arena, step);
+    return a;
+  }
+};
+
+}  // namespace
+
+struct GptModel::Impl {
+  GptConfig config;
+  DType storage;
+  int word_table = -1, position_table = -1, output_table = -1;
+  std::vector<LayerParameters> layers;
+  Norm final_norm;
+  std::vector<InitRule> rules;  // By parameter index.
+
+  Weights weights;
+  Arena arena = Arena::Planning();
+  Activations activations;
+  int64_t micro_batch_size = 0;
+
+  // Microbatch inputs.
+  struct Batch {
+    const int32_t* tokens;
+    const int32_t* labels;
+    const float* loss_mask;
+    const int32_t* position_ids;
+  };
+
+  int Declare(ParameterStore* store, std::string name, const Shape& shape, const InitRule& rule, bool sequence_parallel = false) {
+    ParameterSpec spec{.name = std::move(name), .shape = shape, .global_shape = shape, .weight_decay = shape.rank() > 1,
+                       .sequence_parallel = sequence_parallel};
+    rules.push_back(rule);
+    return store->Add(std::move(spec));
+  }
+
+  Norm DeclareNorm(ParameterStore* store, const std::string& name) {
+    const int gamma = Declare(store, name + ".weight", {config.hidden_size}, {InitRule::Kind::kConstant, 1.0f}, true);
+    const int beta = Declare(store, name + ".bias", {config.hidden_size}, {}, true);
+    return {gamma, beta};
+  }
+
+  Linear DeclareLinear(ParameterStore* store, const std::string& name, int64_t out, int64_t in, double std, bool row_parallel) {
+    Linear linear;
+    linear.weight = Declare(store, name + ".weight", {out, in}, {InitRule::Kind::kModelParallelNormal, static_cast<float>(std)});
+    if (config.add_bias_linear) linear.bias = Declare(store, name + ".bias", {out}, {}, row_parallel);
+    return linear;
+  }
+
+  LayerParameters DeclareLayer(ParameterStore* store, const std::string& prefix) {
+    const GptConfig& c = config;
+    const int64_t q = c.num_attention_heads * c.kv_channels, kv = c.num_query_groups * c.kv_channels;
+    LayerParameters p;
+    p.input_norm = DeclareNorm(store, prefix + "input_layernorm");
+    p.proj = DeclareLinear(store, prefix + "self_attention.linear_proj", c.hidden_size, q, OutputInitStd(c), true);
+    p.qkv = DeclareLinear(store, prefix + "self_attention.linear_qkv", q + 2 * kv, c.hidden_size, c.init_method_std, false);
+    p.mlp_norm = DeclareNorm(store, prefix + "pre_mlp_layernorm");
+    p.fc1 = DeclareLinear(store, prefix + "mlp.linear_fc1", c.ffn_hidden_size, c.hidden_size, c.init_method_std, false);
+    p.fc2 = DeclareLinear(store, prefix + "mlp.linear_fc2", c.hidden_size, c.ffn_hidden_size, OutputInitStd(c), true);
+    return p;
+  }
+
+  Step StepFor(RngStreams* streams) const {
+    return {.context = {}, .config = &config, .precision = config.dtype, .storage = storage, .seq_length = config.seq_length,
+            .micro_batch_size = micro_batch_size, .streams = streams};
+  }
+
+  void Forward(const Step& step, const Batch& batch);
+  void Backward(const Step& step, const Batch& batch);
+  LossSum SetTargets(const Step& step, const Batch& batch, float grad_scale);
+  LossSum SumLosses(const Batch& batch, LossSum sum) const;
+  void CheckBatch(const Batch& batch) const;
+};
+
+// Embedding, layers, final norm.
+void GptModel::Impl::Forward(const Step& step, const Batch& batch) {
+  Activations& a = activations;
+  const int64_t b = step.micro_batch_size, s = step.seq_length;
+  Tensor keep;
+  if (step.training() && config.hidden_dropout > 0.0) {
+    keep = a.embedding_keep;
+    EagerDropoutMask(&step.streams->default_stream, step.streams->sm_count, config.hidden_dropout,
+                     static_cast<int>(SizeOf(step.precision)), {keep.as<uint8_t>(), static_cast<size_t>(keep.size())});
+  }
+  EmbeddingForward(step.context, ViewOf(batch.tokens, b, s), ViewOf(batch.position_ids, b, s), weights.value(word_table),
+                   position_table < 0 ? Tensor() : weights.value(position_table), keep, config.hidden_dropout, step.precision,
+                   a.layers[0].input);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const Tensor& output = i + 1 < layers.size() ? a.layers[i + 1].input : a.last_hidden;
+    TransformerLayerForward(step, layers[i], weights, a.layer_scratch, &a.layers[i], output);
+  }
+  LayerNormForward(step.context, a.last_hidden, weights.value(final_norm.gamma), weights.value(final_norm.beta),
+                   static_cast<float>(config.layernorm_epsilon), step.precision, a.normed, a.final_norm.mean, a.final_norm.rstd);
+}
+
+// From the output head's gradients to the embedding's.
+void GptModel::Impl::Backward(const Step& step, const Batch& batch) {
+  Activations& a = activations;
+  const int64_t b = step.micro_batch_size, s = step.seq_length;
+  const Tensor head_grad = a.head.input_grad.View(a.gradient.shape);
+  Convert(step.context, head_grad, step.precision, a.gradient);
+  LayerNormBackward(step.context, a.gradient, a.last_hidden, weights.value(final_norm.gamma), a.final_norm.mean, a.final_norm.rstd, {},
+                    step.precision, a.gradient, weights.main_grad(final_norm.gamma), weights.main_grad(final_norm.beta));
+  for (size_t i = layers.size(); i-- > 0;) {
+    TransformerLayerBackward(step, layers[i], weights, a.layer_scratch, a.layers[i], a.gradient);
+  }
+  if (config.hidden_dropout > 0.0) {
+    Dropout(step.context, a.gradient, a.embedding_keep, config.hidden_dropout, step.precision, a.gradient);
+  }
+  if (position_table >= 0) {
+    EmbeddingBackward(step.context, ViewOf(batch.position_ids, b, s), a.gradient, step.precision, EmbeddingSum::kMainGradient,
+                      weights.main_grad(position_table), a.touched_positions, a.gathered);
+  }
+  const Tensor ids = ViewOf(batch.tokens, b, s);
+  if (config.tied_embeddings) {
+    EmbeddingBackward(step.context, ids, a.gradient, step.precision, EmbeddingSum::kTiedGradient, a.head.weight_grad, a.touched_words,
+                      a.gathered);
+  } else {
+    EmbeddingBackward(step.context, ids, a.gradient, step.precision, EmbeddingSum::kMainGradient, weights.main_grad(word_table),
+                      a.touched_words, a.gathered);
+  }
+  AddGradient(step.context, a.head.weight_grad, step.precision, weights.main_grad(output_table));
+}
+
+// Labels and per-token gradient weights in sequence-first order; the sum of the mask.
+GptModel::LossSum GptModel::Impl::SetTargets(const Step& step, const Batch& batch, float grad_scale) {
+  const int64_t b = step.micro_batch_size, s = step.seq_length;
+  LossSum sum;
+  for (int64_t i = 0; i < b * s; ++i) sum.tokens += batch.loss_mask[i];
+  const float per_token = grad_scale / static_cast<float>(std::max(sum.tokens, 1.0));
+  int32_t* labels = activations.head.labels.as<int32_t>();
+  float* weight = activations.head.weight.as<float>();
+  for (int64_t i = 0; i < b; ++i) {
+    for (int64_t j = 0; j < s; ++j) {
+      labels[j * b + i] = batch.labels[i * s + j];
+      weight[j * b + i] = batch.loss_mask[i * s + j] * per_token;
+    }
+  }
+  return sum;
+}
+
+GptModel::LossSum GptModel::Impl::SumLosses(const Batch& batch, LossSum sum) const {
+  const int64_t b = micro_batch_size, s = config.seq_length;
+  const float* loss = activations.head.loss.as<float>();
+  for (int64_t i = 0; i < b; ++i) {
+    for (int64_t j = 0; j < s; ++j) sum.loss_sum += static_cast<double>(loss[j * b + i] * batch.loss_mask[i * s + j]);
+  }
+  sum.loss_sum = static_cast<float>(sum.loss_sum);  // Megatron-LM's sum is an fp32 number.
+  return sum;
+}
+
+void GptModel::Impl::CheckBatch(const Batch& batch) const {
+  if (micro_batch_size == 0) ThrowEngineError("the model ran before Prepare");
+  const int64_t count = micro_batch_size * config.seq_length;
+  CheckIds("token id", batch.tokens, count, config.padded_vocab_size);
+  CheckIds("label", batch.labels, count, config.padded_vocab_size);
+  if (position_table >= 0) CheckIds("position id", batch.position_ids, count, config.max_position_embeddings);
+}
+
+GptModel::GptModel(const GptConfig& config, Communicator* tensor_parallel) : impl_(std::make_unique<Impl>()) {
+  ValidateGptConfig(config);
+  if (tensor_parallel != nullptr && tensor_parallel->size() > 1) {
+    throw EngineError(v1::REASON_UNSUPPORTED_MODEL,
+                      fmt::format("model.tensor_model_parallel_size is {}: this engine runs 1", tensor_parallel->size()));
+  }
+  impl_->config = config;
+  impl_->storage = config.dtype == DType::kBF16 && NativeBF16Products() ? DType::kBF16 : DType::kF32;
+}
+
+GptModel::~GptModel() = default;
+
+void GptModel::DeclareParameters(ParameterStore* store) {
+  Impl& m = *impl_;
+  const GptConfig& c = m.config;
+  if (store->dtype() != c.dtype) ThrowEngineError("parameters of {} for a model of {}", NameOf(store->dtype()), NameOf(c.dtype));
+  if (!store->parameters().empty()) ThrowEngineError("the model's parameters come first");
+  m.rules.clear();
+  m.layers.clear();
+  const auto embedding_std = static_cast<float>(EmbeddingInitStd(c));
+  m.word_table = m.Declare(store, "embedding.word_embeddings.weight", {c.padded_vocab_size, c.hidden_size},
+                           {InitRule::Kind::kModelParallelNormal, embedding_std});
+  if (c.position_embedding == PositionKind::kLearnedAbsolute) {
+    m.position_table = m.Declare(store, "embedding.position_embeddings.weight", {c.max_position_embeddings, c.hidden_size},
+                                 {InitRule::Kind::kCpuEmbedding, embedding_std});
+  }
+  for (int64_t i = 0; i < c.num_layers; ++i) {
+    m.layers.push_back(m.DeclareLayer(store, fmt::format("decoder.layers.{}.", i)));
+  }
+  m.final_norm = m.DeclareNorm(store, "decoder.final_layernorm");
+  m.output_table = c.tied_embeddings ? m.word_table
+                                     : m.Declare(store, "output_layer.weight", {c.padded_vocab_size, c.hidden_size},
+                                                 {InitRule::Kind::kModelParallelNormal, static_cast<float>(c.init_method_std)});
+}
+
+void GptModel::InitializeWeights(ParameterStore* store, RngStreams* streams) {
+  for (size_t i = 0; i < impl_->rules.size(); ++i) {
+    InitializeParameter(impl_->rules[i], (*store)[static_cast<int>(i)].value, streams);
+  }
+}
+
+void GptModel::Prepare(const ParameterStore& store, int micro_batch_size) {
+  Impl& m = *impl_;
+  if (micro_batch_size < 1) ThrowEngineError("micro batch size {}", micro_batch_size);
+  m.micro_batch_size = micro_batch_size;
+  m.weights = Weights(&store, m.storage);
+  Arena plan = Arena::Planning();
+  Activations::Allocate(&plan, m.StepFor(nullptr));
+  m.arena = Arena(plan.peak());
+  m.activations = Activations::Allocate(&m.arena, m.StepFor(nullptr));
+  for (const Tensor& touched : {m.activations.touched_words, m.activations.touched_positions}) {
+    std::fill_n(touched.as<int32_t>(), touched.size(), -1);
+  }
+}
+
+void GptModel::OnWeightsChanged() { impl_->weights.Refresh(); }
+
+GptModel::LossSum GptModel::ForwardBackward(const int32_t* tokens, const int32_t* labels, const float* loss_mask,
+                                            const int32_t* position_ids, float grad_scale, RngStreams* streams) {
+  Impl& m = *impl_;
+  const Impl::Batch batch{tokens, labels, loss_mask, position_ids};
+  m.CheckBatch(batch);
+  if (streams == nullptr) ThrowEngineError("training without random streams");
+  const Step step = m.StepFor(streams);
+  const LossSum sum = m.SetTargets(step, batch, grad_scale);
+  m.Forward(step, batch);
+  OutputHeadRun(step, m.activations.normed, m.weights.value(m.output_table), m.activations.head);
+  m.Backward(step, batch);
+  return m.SumLosses(batch, sum);
+}
+
+GptModel::LossSum GptModel::Evaluate(const int32_t* tokens, const int32_t* labels, const float* loss_mask, const int32_t* position_ids) {
+  Impl& m = *impl_;
+  const Impl::Batch batch{tokens, labels, loss_mask, position_ids};
+  m.CheckBatch(batch);
+  const Step step = m.StepFor(nullptr);
+  const LossSum sum = m.SetTargets(step, batch, 0.0f);
+  m.Forward(step, batch);
+  OutputHeadRun(step, m.activations.normed, m.weights.value(m.output_table), m.activations.head);
+  return m.SumLosses(batch, sum);
+}
+
+const GptConfig& GptModel::config() const { return impl_->config; }
+
+int64_t GptModel::ActivationBytes() const { return static_cast<int64_t>(impl_->arena.capacity()) + impl_->weights.bytes(); }
+
+double GptModel::FlopsPerToken() const {
+  const GptConfig& c = impl_->config;
+  const auto h = static_cast<double>(c.hidden_size), q = static_cast<double>(c.num_attention_heads * c.kv_channels);
+  const auto kv = static_cast<double>(c.num_query_groups * c.kv_channels);
+  const double projections = h * (q + 2 * kv) + q * h, core = q * static_cast<double>(c.seq_length);
+  const double mlp = 2 * h * static_cast<double>(c.ffn_hidden_size);
+  return 6 * (static_cast<double>(c.num_layers) * (projections + core + mlp) + h * static_cast<double>(c.padded_vocab_size));
+}
+
+}  // namespace mbridge

@@ -1,0 +1,66 @@
+// GPT: forward, backward and evaluation of one pipeline stage that holds the whole model (megatron/core/models/gpt/gpt_model.py).
+//
+// Order of calls: DeclareParameters, ParameterStore::Allocate, InitializeWeights or loading of values, Prepare, OnWeightsChanged
+// whenever values changed (Prepare does it once), then ForwardBackward and Evaluate. Nothing is allocated after Prepare. One
+// thread calls a model; OpenMP threads work inside. Same inputs, thread count and instruction set: same bits.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "engine/core/torch_random.h"
+#include "engine/model/gpt_config.h"
+
+namespace mbridge {
+
+class Communicator;
+class ParameterStore;
+
+class GptModel {
+ public:
+  // Throws EngineError REASON_INVALID_CONFIG or REASON_UNSUPPORTED_MODEL for a config that cannot be built. `tensor_parallel` (of size 1 for now; null means
+  // one rank) must outlive the model.
+  GptModel(const GptConfig& config, Communicator* tensor_parallel);
+  ~GptModel();
+  GptModel(const GptModel&) = delete;
+  GptModel& operator=(const GptModel&) = delete;
+
+  // Adds every parameter with Megatron-Core's name, in Megatron-LM's order of creation.
+  void DeclareParameters(ParameterStore* store);
+
+  // Megatron-LM's initial values: fp32 draws, rounded to the model dtype. Advances the model-parallel and the CPU stream.
+  void InitializeWeights(ParameterStore* store, RngStreams* streams);
+
+  // Allocates every workspace. `store` must outlive the model's further use. May be called again with another batch size.
+  void Prepare(const ParameterStore& store, int micro_batch_size);
+
+  // Refreshes copies of the weights; call after an optimizer step or a load.
+  void OnWeightsChanged();
+
+  struct LossSum {
+    double loss_sum = 0;  // Sum of loss * mask over the microbatch.
+    double tokens = 0;    // Sum of the mask.
+  };
+
+  // One training microbatch; arrays are [micro_batch_size, seq_length], row-major. Token ids must lie in the padded vocabulary and
+  // position ids in the position table (else REASON_DATA_ERROR). Adds to every main_grad the gradient of
+  // grad_scale * loss_sum / max(tokens, 1): grad_scale is 1 / number of microbatches, times the loss scale. Draws dropout masks
+  // from `streams` in Megatron-LM's order.
+  LossSum ForwardBackward(const int32_t* tokens, const int32_t* labels, const float* loss_mask, const int32_t* position_ids,
+                          float grad_scale, RngStreams* streams);
+
+  // The same loss without dropout and gradients; draws nothing.
+  LossSum Evaluate(const int32_t* tokens, const int32_t* labels, const float* loss_mask, const int32_t* position_ids);
+
+  const GptConfig& config() const;
+  // Bytes allocated by Prepare: activations, workspaces and weight copies.
+  int64_t ActivationBytes() const;
+  // Model FLOPs of a training step per token, 3 times the forward pass (Megatron-LM's num_floating_point_operations).
+  double FlopsPerToken() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mbridge

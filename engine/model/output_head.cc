@@ -1,0 +1,81 @@
+#include "engine/model/output_head.h"
+
+#include <algorithm>
+
+#include "engine/ops/gemm.h"
+
+namespace mbridge {
+namespace {
+
+// A tile of 2048 tokens and 2000 columns is 16 MB of F32: it stays in the last-level cache between its product and its use.
+constexpr int64_t kTokenBlock = 2048, kTileColumns = 2000;
+// Rows not a power of two apart, to spread over the cache's sets.
+constexpr int64_t kTilePadding = 16;
+
+struct Block {
+  Matrix hidden, input_grad;
+  Tensor labels, weight, loss, logits, tile;
+  CrossEntropyState state;
+};
+
+Block BlockOf(const OutputHeadScratch& scratch, const Tensor& hidden, int64_t first, int64_t count) {
+  Block block;
+  block.hidden = RowsOf(AsMatrix(hidden), first, count);
+  block.input_grad = RowsOf(AsMatrix(scratch.input_grad), first, count);
+  block.labels = scratch.labels.Rows(first, count);
+  block.weight = scratch.weight.Rows(first, count);
+  block.loss = scratch.loss.Rows(first, count);
+  block.logits = scratch.logits.Rows(0, count);
+  block.tile = scratch.tile.Rows(0, count);
+  block.state = {scratch.state.maximum.Rows(0, count), scratch.state.sum.Rows(0, count), scratch.state.predicted.Rows(0, count)};
+  return block;
+}
+
+}  // namespace
+
+OutputHeadScratch OutputHeadScratch::Allocate(Arena* arena, const Step& step) {
+  const GptConfig& c = *step.config;
+  const int64_t tokens = step.seq_length * step.micro_batch_size, block = std::min(tokens, kTokenBlock);
+  const auto floats = [arena](const Shape& shape) { return arena->Allocate(DType::kF32, shape); };
+  OutputHeadScratch scratch;
+  scratch.state = {floats({block}), floats({block}), floats({block})};
+  scratch.tile = arena->Allocate(step.storage, {block, std::min(kTileColumns, c.padded_vocab_size) + kTilePadding});
+  scratch.logits = arena->Allocate(step.precision, {block, c.padded_vocab_size});
+  scratch.input_grad = floats({tokens, c.hidden_size});
+  scratch.weight_grad = floats({c.padded_vocab_size, c.hidden_size});
+  scratch.labels = arena->Allocate(DType::kI32, {tokens});
+  scratch.weight = floats({tokens});
+  scratch.loss = floats({tokens});
+  return scratch;
+}
+
+void OutputHeadRun(const Step& step, const Tensor& hidden, const Tensor& table, const OutputHeadScratch& scratch) {
+  const Context& context = step.context;
+  const int64_t tokens = step.seq_length * step.micro_batch_size, vocabulary = table.shape[0];
+  const Matrix rows = AsMatrix(table), weight_grad = AsMatrix(scratch.weight_grad);
+  const DType gradient_precision = step.config->cross_entropy_loss_fusion ? DType::kBF16 : step.precision;
+  for (int64_t first = 0; first < tokens; first += kTokenBlock) {
+    const Block block = BlockOf(scratch, hidden, first, std::min(kTokenBlock, tokens - first));
+    const auto for_each_tile = [&](auto&& body) {
+      for (int64_t begin = 0; begin < vocabulary; begin += kTileColumns) {
+        const int64_t count = std::min(kTileColumns, vocabulary - begin);
+        body(begin, count, ColumnsOf(AsMatrix(block.tile), 0, count), RowsOf(rows, begin, count));
+      }
+    };
+    CrossEntropyBegin(context, block.state);
+    for_each_tile([&](int64_t begin, int64_t count, const Matrix& tile, const Matrix& words) {
+      Gemm(context, block.hidden, words, tile, {.transpose_b = true});
+      CrossEntropyFold(context, block.tile, begin, count, block.labels, step.precision, block.state,
+                       step.training() ? block.logits : Tensor());
+    });
+    CrossEntropyLoss(context, block.state, block.loss);
+    if (!step.training()) continue;
+    for_each_tile([&](int64_t begin, int64_t count, const Matrix& tile, const Matrix& words) {
+      CrossEntropyGradient(context, block.logits, begin, count, block.labels, block.weight, block.state, gradient_precision, block.tile);
+      Gemm(context, tile, words, block.input_grad, {.accumulate = begin > 0});
+      Gemm(context, tile, block.hidden, RowsOf(weight_grad, begin, count), {.transpose_a = true, .accumulate = first > 0});
+    });
+  }
+}
+
+}  // namespace mbridge

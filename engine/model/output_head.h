@@ -1,0 +1,28 @@
+// The end of the model: output layer and cross entropy, forward and backward in tiles of the vocabulary. Logits are kept in the
+// model dtype for one block of tokens only.
+#pragma once
+
+#include "engine/core/arena.h"
+#include "engine/model/step.h"
+#include "engine/ops/vocab_cross_entropy.h"
+
+namespace mbridge {
+
+struct OutputHeadScratch {
+  CrossEntropyState state;  // [block].
+  Tensor tile;              // [block, tile columns and padding], storage.
+  Tensor logits;            // [block, V], model dtype.
+  Tensor input_grad;        // F32 [tokens, h].
+  Tensor weight_grad;       // F32 [V, h].
+  Tensor labels;            // I32 [tokens], sequence-first.
+  Tensor weight;            // F32 [tokens]: gradient of the objective for each token's loss.
+  Tensor loss;              // F32 [tokens].
+
+  static OutputHeadScratch Allocate(Arena* arena, const Step& step);
+};
+
+// scratch.loss from hidden [s, b, h], scratch.labels and table [V, h]. In training also scratch.input_grad and scratch.weight_grad
+// (both unrounded), from scratch.weight.
+void OutputHeadRun(const Step& step, const Tensor& hidden, const Tensor& table, const OutputHeadScratch& scratch);
+
+}  // namespace mbridge

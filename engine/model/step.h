@@ -1,0 +1,22 @@
+// What every module of a model needs to know in one microbatch.
+#pragma once
+
+#include "engine/core/op.h"
+#include "engine/core/torch_random.h"
+#include "engine/model/gpt_config.h"
+
+namespace mbridge {
+
+struct Step {
+  Context context;
+  const GptConfig* config = nullptr;
+  DType precision = DType::kF32;   // Model dtype: where values are rounded.
+  DType storage = DType::kF32;     // Dtype of activations; F32 also holds BF16 and F16 values (engine/ops/cpu/precision.h).
+  int64_t seq_length = 0;
+  int64_t micro_batch_size = 0;
+  RngStreams* streams = nullptr;   // Null in evaluation: no dropout, nothing is kept for backward.
+
+  bool training() const { return streams != nullptr; }
+};
+
+}  // namespace mbridge

@@ -1,0 +1,69 @@
+// One pre-norm transformer layer (megatron/core/transformer/transformer_layer.py): attention and MLP blocks, each with a norm
+// before and a bias-dropout-add after.
+#pragma once
+
+#include "engine/core/arena.h"
+#include "engine/model/linear.h"
+#include "engine/model/step.h"
+#include "engine/model/weights.h"
+#include "engine/ops/attention.h"
+
+namespace mbridge {
+
+struct Norm {
+  int gamma = -1;
+  int beta = -1;
+};
+
+// Parameter indices of a layer.
+struct LayerParameters {
+  Norm input_norm, mlp_norm;
+  Linear proj, qkv, fc1, fc2;
+};
+
+// What a norm's backward needs.
+struct NormRecord {
+  Tensor mean, rstd;  // F32 [rows].
+};
+
+// Activations of one layer and microbatch. [s, b, ...] in the storage dtype unless said; masks are empty without dropout.
+struct LayerRecord {
+  Tensor input;               // The residual stream that enters; set by the caller.
+  NormRecord input_norm, mlp_norm;
+  Tensor normed_input;        // h.
+  Tensor qkv;                 // Heads' queries, keys, values.
+  Tensor attention_keep;      // U8 [b, heads, s, s].
+  Tensor probabilities;       // [b, heads, s, s].
+  Tensor context;             // heads * kv_channels.
+  Tensor proj_keep, fc2_keep; // U8 [s, b, h].
+  Tensor middle;              // h: after attention's bias-dropout-add.
+  Tensor normed_middle;       // h.
+  Tensor fc1_output;          // ffn; without bias, unrounded if storage is F32.
+  Tensor activated;           // ffn.
+
+  static LayerRecord Allocate(Arena* arena, const Step& step);
+};
+
+// Scratch that the layers of a model share.
+struct LayerScratch {
+  Tensor hidden_a, hidden_b;  // [s, b, h].
+  Tensor d_context;           // [s, b, heads * kv_channels].
+  Tensor d_qkv;               // As qkv.
+  Tensor d_ffn;               // [s, b, ffn].
+  Tensor weight_grad;         // F32, the largest weight of a layer.
+  Tensor attention;           // U8, attention's workspace.
+
+  static LayerScratch Allocate(Arena* arena, const Step& step, int threads);
+};
+
+// output [s, b, h] = layer(record->input). Draws the dropout masks in Megatron-LM's order if step.training().
+void TransformerLayerForward(const Step& step, const LayerParameters& parameters, const Weights& weights, const LayerScratch& scratch,
+                             LayerRecord* record, const Tensor& output);
+
+// `gradient`: of the output on entry, of the input on return. Adds to the main gradients.
+void TransformerLayerBackward(const Step& step, const LayerParameters& parameters, const Weights& weights, const LayerScratch& scratch,
+                              const LayerRecord& record, const Tensor& gradient);
+
+AttentionOptions AttentionOptionsOf(const Step& step);
+
+}  // namespace mbridge

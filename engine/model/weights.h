@@ -1,0 +1,45 @@
+// The weights of a model as its products want them.
+#pragma once
+
+#include <vector>
+
+#include "engine/core/arena.h"
+#include "engine/core/parameter.h"
+#include "engine/core/torch_random.h"
+
+namespace mbridge {
+
+// How a parameter gets its first value.
+struct InitRule {
+  enum class Kind : uint8_t {
+    kConstant,             // `value` everywhere.
+    kModelParallelNormal,  // Normal of deviation `value`, drawn on the device from the model-parallel stream.
+    kCpuEmbedding,         // torch.nn.Embedding on the CPU: one standard normal filling thrown away, then one of deviation `value`.
+  };
+  Kind kind = Kind::kConstant;
+  float value = 0.0f;
+};
+
+// Draws a parameter in fp32 and rounds it to its dtype.
+void InitializeParameter(const InitRule& rule, const Tensor& value, RngStreams* streams);
+
+// Views of the parameters in the storage dtype: the parameters themselves where that is their dtype, else one F32 copy of the
+// whole value buffer.
+class Weights {
+ public:
+  Weights() = default;
+  // `store` must be allocated and outlive this object. Throws REASON_OUT_OF_MEMORY.
+  Weights(const ParameterStore* store, DType storage);
+  void Refresh();
+  const Tensor& value(int index) const { return values_[index]; }
+  const Tensor& main_grad(int index) const;
+  int64_t bytes() const { return static_cast<int64_t>(memory_.capacity()); }
+
+ private:
+  const ParameterStore* store_ = nullptr;
+  Arena memory_ = Arena::Planning();
+  Tensor copy_;  // Empty if the parameters are used in place.
+  std::vector<Tensor> values_;
+};
+
+}  // namespace mbridge
