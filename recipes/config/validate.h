@@ -1,0 +1,26 @@
+// Rules between keys. Every message names the key, its value, what is allowed and the next step.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "recipes/config/config_state.h"
+#include "recipes/config/derive.h"
+
+namespace mbridge::recipes {
+
+// The command line that was typed: messages show it completed.
+struct CommandLine {
+  std::string recipe;
+  std::vector<std::string> overrides;
+};
+
+void ValidateRequired(ConfigState* state);
+void ValidateModel(ConfigState* state);
+void ValidateBatch(const Layout& layout, ConfigState* state);
+void ValidateSchedule(const CommandLine& command, ConfigState* state);
+
+// Keys whose value needs an engine part that this version doesn't have, as "key=value (accepted: ...)".
+std::vector<FieldViolation> UnsupportedKeys(const ConfigState& state);
+
+}  // namespace mbridge::recipes
