@@ -32,6 +32,8 @@ built=$SECONDS
 export MB_BUILD GTEST_COLOR=no
 if [ "$full" = yes ]; then
   export MB_FULL=1
+else
+  ctest_arguments=(-LE '^full$' "${ctest_arguments[@]+"${ctest_arguments[@]}"}")
 fi
 say "tests: $([ "$full" = yes ] && echo 'long form' || echo 'short form; --full runs the long one')"
 SECONDS=0

@@ -158,7 +158,7 @@ TEST_F(CheckpointTest, CorruptShardFoundByTheRankFailsTheResume) {
 }
 
 TEST_F(CheckpointTest, FullDiskWhileSavingKeepsTheEarlierOne) {
-  Service full(Service::Options{.environment = {{"MB_FAILPOINTS", "checkpoint.write=error:28@20"}}});
+  Service full(Service::Options{.environment = {{"MB_FAILPOINTS", "file.write=error:28@20"}}});
   ASSERT_TRUE(full.Start()) << full.log_text();
   const std::string id = full.Submit(TinyJob(40, {"--name", "full", "checkpoint.save_interval=1"}));
   const v1::Job job = full.WaitForEnd(id);

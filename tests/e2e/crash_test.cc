@@ -14,7 +14,7 @@ using testing::SizeIs;
 
 constexpr int kSteps = 60;
 // Steps of at least this many milliseconds: long enough to be caught in the middle, short enough for CI.
-const std::map<std::string, std::string> kSlowSteps = {{"MB_FAILPOINTS", "train.step=sleep:50"}};
+const std::map<std::string, std::string> kSlowSteps = {{"MB_FAILPOINTS", "train.iteration=sleep:50"}};
 
 class Crash : public testing::Test {
  protected:

@@ -16,7 +16,7 @@ class Lifecycle : public testing::Test {
     return {"--state-dir", (service_.directory() / "other").string(), "--listen",
             "unix:" + (service_.directory() / "other.sock").string(), "--metrics-listen", "none", "--no-local-agent"};
   }
-  Service service_{Service::Options{.environment = {{"MB_FAILPOINTS", "train.step=sleep:50"}}, .tcp = true}};
+  Service service_{Service::Options{.environment = {{"MB_FAILPOINTS", "train.iteration=sleep:50"}}, .tcp = true}};
 };
 
 TEST_F(Lifecycle, VersionAndHelp) {

@@ -17,7 +17,7 @@ using testing::Not;
 class Streams : public testing::Test {
  protected:
   void SetUp() override { ASSERT_TRUE(service_.Start()) << service_.log_text(); }
-  Service service_{Service::Options{.environment = {{"MB_FAILPOINTS", "train.step=sleep:50"}}}};
+  Service service_{Service::Options{.environment = {{"MB_FAILPOINTS", "train.iteration=sleep:50"}}}};
 };
 
 TEST_F(Streams, FollowerThatLosesTheConnectionExitsWithSeven) {
@@ -132,7 +132,7 @@ TEST_F(Streams, RulesAndBoardsUseMetricsThatExist) {
   service_.WaitForStep(id, 4);
   for (const pid_t pid : service_.Pids("mbrank")) kill(pid, SIGKILL);
   service_.WaitForJob(id, [](const v1::Job& job) { return job.attempts_size() == 2 && job.progress().attempt() == 2; });
-  Service full(Service::Options{.environment = {{"MB_FAILPOINTS", "checkpoint.write=error:28"}}});
+  Service full(Service::Options{.environment = {{"MB_FAILPOINTS", "file.write=error:28"}}});
   ASSERT_TRUE(full.Start()) << full.log_text();
   full.WaitForEnd(full.Submit(TinyJob(2, {"checkpoint.save_interval=1"})));
   const std::string scrape = service_.Scrape() + full.Scrape();

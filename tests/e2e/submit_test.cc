@@ -41,7 +41,7 @@ TEST_F(Submit, WaitExitsWithTheJobsCode) {
 }
 
 TEST_F(Submit, FailureInTheFirstSecondIsNotSuccess) {
-  Service dying(Service::Options{.environment = {{"MB_FAILPOINTS", "train.step=kill"}}});
+  Service dying(Service::Options{.environment = {{"MB_FAILPOINTS", "train.iteration=kill"}}});
   ASSERT_TRUE(dying.Start()) << dying.log_text();
   Arguments arguments = {"submit", "--wait", "--max-restarts", "-1"};
   for (const std::string& argument : TinyJob(3)) arguments.push_back(argument);
