@@ -79,7 +79,7 @@ TEST_F(BadInput, ResumeOfARunWithoutCheckpoints) {
 }
 
 TEST_F(BadInput, MissingData) {
-  ExpectRefused({"dataset.data_path=" + (service_.state_directory() / "no_such_data").string()}, 2, {"no_such_data"});
+  ExpectRefused({"dataset.mock=false", "dataset.data_path=" + (service_.state_directory() / "no_such_data").string()}, 2, {"no_such_data"});
 }
 
 TEST_F(BadInput, UnknownRecipe) {

@@ -53,11 +53,22 @@ class Data : public testing::Test {
     return prefix;
   }
 
-  Arguments TrainOn(const std::string& prefix, int iterations, const Arguments& more = {}) {
-    Arguments arguments = TinyJob(iterations, {"dataset.data_path=" + prefix, "dataset.split=98,1,1",
-                                               "tokenizer.tokenizer_type=ByteLevelTokenizer", "tokenizer.vocab_size=null"});
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return arguments;
+  static Arguments TrainOn(const std::string& prefix, int iterations, const Arguments& more = {}) {
+    Arguments overrides = {"dataset.mock=false", "dataset.data_path=" + prefix, "dataset.split=98,1,1",
+                           "tokenizer.tokenizer_type=ByteLevelTokenizer", "tokenizer.vocab_size=257"};
+    for (const std::string& override_text : more) {
+      std::erase_if(overrides, [&](const std::string& text) {
+        return text.substr(0, text.find('=')) == override_text.substr(0, override_text.find('='));
+      });
+      overrides.push_back(override_text);
+    }
+    return TinyJob(iterations, overrides);
+  }
+
+  CommandResult Submit(const Arguments& job) const {
+    Arguments arguments = {"submit"};
+    arguments.insert(arguments.end(), job.begin(), job.end());
+    return service_.Mbctl(arguments);
   }
 
   Service service_{Service::Options{.extra_arguments = {"--data-root", "/tmp"}}};
@@ -92,9 +103,7 @@ TEST_F(Data, TrainsOnRealEnglishBelowTheUnigramEntropy) {
 TEST_F(Data, TruncatedBinIsRefusedBeforeTheStart) {
   const std::string prefix = Preprocess(RealText().substr(0, 50'000), "cut");
   std::filesystem::resize_file(prefix + ".bin", 100);
-  Arguments arguments = {"submit"};
-  for (const std::string& argument : TrainOn(prefix, 5)) arguments.push_back(argument);
-  const CommandResult result = service_.Mbctl(arguments);
+  const CommandResult result = Submit(TrainOn(prefix, 5));
   EXPECT_THAT(result, Exited(2));
   EXPECT_THAT(result.err, HasSubstr("cut.bin"));
   EXPECT_NE(service_.Mbctl({"data", "inspect", prefix}).exit_code, 0);
@@ -105,30 +114,22 @@ TEST_F(Data, CorruptIndexIsRefusedBeforeTheStart) {
   std::string index = ReadFile(prefix + ".idx");
   index.replace(0, 4, "XXXX");
   WriteFile(prefix + ".idx", index);
-  Arguments arguments = {"submit"};
-  for (const std::string& argument : TrainOn(prefix, 5)) arguments.push_back(argument);
-  const CommandResult result = service_.Mbctl(arguments);
+  const CommandResult result = Submit(TrainOn(prefix, 5));
   EXPECT_THAT(result, Exited(2));
   EXPECT_THAT(result.err, HasSubstr("bad.idx"));
 }
 
 TEST_F(Data, TokensBeyondTheVocabularyAreFoundBeforeTheStart) {
   const std::string prefix = Preprocess(RealText().substr(0, 50'000), "wide");
-  Arguments arguments = {"submit"};
-  for (const std::string& argument :
-       TinyJob(5, {"dataset.data_path=" + prefix, "dataset.split=98,1,1", "tokenizer.vocab_size=64"})) {
-    if (argument != "tokenizer.vocab_size=256") arguments.push_back(argument);
-  }
-  const CommandResult result = service_.Mbctl(arguments);
+  const CommandResult result =
+      Submit(TrainOn(prefix, 5, {"tokenizer.tokenizer_type=NullTokenizer", "tokenizer.vocab_size=64"}));
   EXPECT_THAT(result, Exited(2));
   EXPECT_THAT(result.err, HasSubstr("vocab"));
 }
 
 TEST_F(Data, SplitThatLeavesValidationEmptyIsRefused) {
   const std::string prefix = Preprocess("One short document.\n", "short");
-  Arguments arguments = {"submit"};
-  for (const std::string& argument : TrainOn(prefix, 5, {"dataset.split=9999,8,2"})) arguments.push_back(argument);
-  const CommandResult result = service_.Mbctl(arguments);
+  const CommandResult result = Submit(TrainOn(prefix, 5, {"dataset.split=9999,8,2"}));
   EXPECT_THAT(result, Exited(2));
   EXPECT_THAT(result.err, HasSubstr("split"));
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <set>
@@ -28,6 +29,18 @@ void ExpectOk(const grpc::Status& status, const char* call) {
 Arguments Concatenate(Arguments first, const Arguments& second) {
   first.insert(first.end(), second.begin(), second.end());
   return first;
+}
+
+// `more` after `first`, without those of `first` whose key `more` sets again.
+Arguments Overridden(const Arguments& first, const Arguments& more) {
+  const auto key = [](const std::string& text) { return text.substr(0, text.find('=')); };
+  Arguments result;
+  for (const std::string& argument : first) {
+    const bool again = argument.find('=') != std::string::npos &&
+                       std::any_of(more.begin(), more.end(), [&](const std::string& other) { return key(other) == key(argument); });
+    if (!again) result.push_back(argument);
+  }
+  return Concatenate(result, more);
 }
 
 }  // namespace
@@ -239,7 +252,7 @@ std::string Service::Submit(const Arguments& arguments) {
 
 Arguments TinyJob(int iterations, const Arguments& more) {
   const std::string n = std::to_string(iterations);
-  return Concatenate({"--recipe", "vanilla_gpt_pretrain_config", "--device", "cpu",
+  return Overridden({"--recipe", "vanilla_gpt_pretrain_config", "--device", "cpu",
                       "model.num_layers=1", "model.hidden_size=32", "model.num_attention_heads=2", "model.ffn_hidden_size=64",
                       "model.seq_length=32", "dataset.seq_length=32", "tokenizer.vocab_size=256",
                       "train.train_iters=" + n, "train.global_batch_size=4", "train.micro_batch_size=2",
@@ -249,15 +262,9 @@ Arguments TinyJob(int iterations, const Arguments& more) {
 }
 
 Arguments SlowJob(int iterations, const Arguments& more) {
-  Arguments arguments = TinyJob(iterations);
-  for (std::string& argument : arguments) {
-    if (argument == "model.hidden_size=32") argument = "model.hidden_size=64";
-    if (argument == "model.ffn_hidden_size=64") argument = "model.ffn_hidden_size=256";
-    if (argument == "model.seq_length=32") argument = "model.seq_length=128";
-    if (argument == "dataset.seq_length=32") argument = "dataset.seq_length=128";
-    if (argument == "train.global_batch_size=4") argument = "train.global_batch_size=16";
-  }
-  return Concatenate(arguments, more);
+  return Overridden(TinyJob(iterations, {"model.hidden_size=64", "model.ffn_hidden_size=256", "model.seq_length=128",
+                                         "dataset.seq_length=128", "train.global_batch_size=16"}),
+                    more);
 }
 
 bool Terminal(v1::JobState state) {
