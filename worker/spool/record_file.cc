@@ -59,13 +59,13 @@ absl::StatusOr<Parsed> ParseAt(int fd, uint64_t offset, const std::string& path)
   Parsed parsed;
   MB_ASSIGN_OR_RETURN(const std::string head, ReadAt(fd, offset, kHeaderBytes, path));
   if (head.empty()) return parsed;
-  Header header{};
-  head.copy(reinterpret_cast<char*>(&header), sizeof(header));
   if (std::memcmp(head.data(), &kMagic, std::min(head.size(), sizeof(kMagic))) != 0) {
     parsed.found = Found::kDamaged;
     return parsed;
   }
   if (head.size() < kHeaderBytes) return parsed;
+  Header header;
+  std::memcpy(&header, head.data(), sizeof(header));
   if (header.length > kMaxRecordBytes) {
     parsed.found = Found::kDamaged;
     return parsed;

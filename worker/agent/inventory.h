@@ -1,0 +1,20 @@
+// What the node has to offer.
+#pragma once
+
+#include <string>
+
+#include "mbridge/v1/node.pb.h"
+
+namespace mbridge::agent {
+
+// Host name, boot id, cores (CPU affinity, cgroup quota), memory (physical, cgroup limit), GPUs, instruction set.
+// `cpu_slots` > 0 replaces the number of cores. Facts that the kernel does not tell stay unset.
+v1::NodeInventory ReadInventory(int cpu_slots);
+
+// GPUs by NVML, loaded at run time; none where there is no driver. CUDA_VISIBLE_DEVICES (indices or UUIDs) is honoured.
+void ReadGpus(v1::NodeInventory* inventory);
+
+// The widest of AVX2, AVX512, AVX512-BF16 and AMX that `cpuinfo_flags` (the flags line of /proc/cpuinfo) names.
+std::string InstructionSet(const std::string& cpuinfo_flags);
+
+}  // namespace mbridge::agent
