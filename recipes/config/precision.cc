@@ -13,13 +13,11 @@ struct PresetValue {
 };
 
 std::vector<PresetValue> BasePreset(const std::string& type) {
-  std::vector<PresetValue> values = {{"fp32", Value::Bool(type == "fp32")},
-                                     {"fp16", Value::Bool(type == "fp16")},
-                                     {"bf16", Value::Bool(type == "bf16")},
-                                     {"params_dtype", Value::String(type)},
-                                     {"grad_reduce_in_fp32", Value::Bool(true)}};
-  if (type != "fp32") values.push_back({"pipeline_dtype", Value::String(type)});
-  return values;
+  return {{"fp32", Value::Bool(type == "fp32")},
+          {"fp16", Value::Bool(type == "fp16")},
+          {"bf16", Value::Bool(type == "bf16")},
+          {"params_dtype", Value::String(type)},
+          {"grad_reduce_in_fp32", Value::Bool(true)}};
 }
 
 bool Contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
