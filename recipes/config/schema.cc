@@ -231,6 +231,8 @@ std::string Key::RangeText() const {
   return "";
 }
 
+std::string Key::Help() const { return info->help(); }
+
 Value Key::Default() const {
   if (info->default_value().empty()) return Value::Null();
   absl::StatusOr<Value> value = ParseValue(info->default_value());

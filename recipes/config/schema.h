@@ -32,6 +32,7 @@ struct Key {
   std::string TypeName() const;
   // "> 0", "0 .. 1", "constant | linear"; empty when everything of the type is allowed.
   std::string RangeText() const;
+  std::string Help() const;
   // Bridge's default; null when it has none.
   Value Default() const;
 };

@@ -219,7 +219,7 @@ bool Value::operator==(const Value& other) const {
 Value ParseWord(const std::string& word) {
   const std::string lower = Lower(word);
   Value value = Value::String(word);
-  if (lower == "null" || lower == "none" || word == "~") {
+  if (lower == "null") {
     value = Value::Null();
   } else if (lower == "true" || lower == "false") {
     value = Value::Bool(lower == "true");

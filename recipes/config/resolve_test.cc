@@ -1,0 +1,508 @@
+#include "recipes/config/resolve.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "mbridge/v1/options.pb.h"
+#include "proto/rpc/status_details.h"
+#include "recipes/config/estimate.h"
+#include "recipes/config/recipe_store.h"
+#include "recipes/config/schema.h"
+#include "recipes/config/text_form.h"
+
+namespace mbridge::recipes {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// The documented correlation run, line by line.
+std::vector<std::string> CorrelationRun() {
+  return {"model.num_layers=2", "model.hidden_size=256", "model.num_attention_heads=4", "model.ffn_hidden_size=1024", "model.seq_length=512", "dataset.seq_length=512",
+          "train.train_iters=10", "train.global_batch_size=32", "train.micro_batch_size=4", "validation.eval_interval=10", "validation.eval_iters=2", "optimizer.lr=3e-4",
+          "optimizer.min_lr=3e-5", "scheduler.lr_warmup_iters=1", "scheduler.lr_decay_iters=10", "rng.seed=1234", "logger.log_interval=1"};
+}
+
+std::vector<std::string> With(std::vector<std::string> lines, const std::vector<std::string>& more) {
+  lines.insert(lines.end(), more.begin(), more.end());
+  return lines;
+}
+
+std::vector<std::string> Without(std::vector<std::string> lines, const std::string& key) {
+  std::erase_if(lines, [&key](const std::string& line) { return line.rfind(key + "=", 0) == 0; });
+  return lines;
+}
+
+absl::StatusOr<v1::ResolvedConfig> Submit(const std::vector<std::string>& overrides, const std::string& recipe = "vanilla_gpt_pretrain_config", int ranks = 0) {
+  ResolveRequest request;
+  request.recipe = recipe;
+  request.overrides = overrides;
+  request.ranks = ranks;
+  return Resolve(request);
+}
+
+absl::StatusOr<v1::ResolvedConfig> Show(const std::vector<std::string>& overrides, const std::string& recipe) {
+  ResolveRequest request;
+  request.recipe = recipe;
+  request.overrides = overrides;
+  request.require_trainable = false;
+  return Resolve(request);
+}
+
+std::map<std::string, v1::ResolvedValue> Values(const v1::ResolvedConfig& resolved) {
+  std::map<std::string, v1::ResolvedValue> values;
+  for (const auto& value : resolved.values()) values[value.key()] = value;
+  return values;
+}
+
+// The violation of `field`, or "" without one.
+std::string Violation(const absl::Status& status, const std::string& field) {
+  for (const FieldViolation& violation : FieldViolationsOf(status)) {
+    if (violation.field == field) return violation.description;
+  }
+  return "";
+}
+
+TEST(Resolve, DocumentedCommandResolves) {
+  auto resolved = Submit(CorrelationRun());
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  const v1::ConfigContainer& config = resolved->config();
+  EXPECT_EQ(config.model().num_query_groups(), 4);
+  EXPECT_EQ(config.model().kv_channels(), 64);
+  EXPECT_EQ(config.model().vocab_size(), 32000);
+  EXPECT_TRUE(config.model().bf16());
+  EXPECT_TRUE(config.optimizer().bf16());
+  EXPECT_TRUE(config.dataset().mock());
+  EXPECT_EQ(config.dataset().split(), "1,1,1");
+  EXPECT_EQ(config.scheduler().lr_decay_style(), "cosine");
+  EXPECT_DOUBLE_EQ(config.optimizer().weight_decay(), 0.033);
+  EXPECT_DOUBLE_EQ(config.scheduler().start_weight_decay(), 0.033);
+  EXPECT_DOUBLE_EQ(config.optimizer().adam_beta2(), 0.95);
+  EXPECT_FALSE(config.model().bias_activation_fusion());
+  EXPECT_EQ(config.tokenizer().null_tokenizer_eod_id(), 31999);
+  EXPECT_EQ(resolved->per_rank().parameters(), 9903104);  // Printed by Megatron-LM.
+  EXPECT_EQ(resolved->ranks(), 1);
+  auto values = Values(*resolved);
+  EXPECT_EQ(values["optimizer.lr"].origin(), v1::ORIGIN_OVERRIDE);
+  EXPECT_EQ(values["optimizer.adam_beta2"].origin(), v1::ORIGIN_RECIPE);
+  EXPECT_THAT(values["optimizer.adam_beta2"].source(), HasSubstr("pretrain_common.yaml:"));
+  EXPECT_EQ(values["model.kv_channels"].origin(), v1::ORIGIN_DERIVED);
+  EXPECT_EQ(values["optimizer.adam_eps"].value(), "1e-08");
+  EXPECT_EQ(values["dist.distributed_timeout_minutes"].origin(), v1::ORIGIN_DEFAULT);
+}
+
+TEST(Resolve, MegatronLmRecipeHasMegatronNumbers) {
+  std::vector<std::string> lines = CorrelationRun();
+  for (const char* key : {"scheduler.lr_warmup_iters", "scheduler.lr_decay_iters"}) lines = Without(lines, key);
+  auto resolved = Submit(lines, "vanilla_gpt_megatron_lm_config");
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  const v1::ConfigContainer& config = resolved->config();
+  EXPECT_DOUBLE_EQ(config.optimizer().adam_beta2(), 0.999);
+  EXPECT_DOUBLE_EQ(config.optimizer().weight_decay(), 0.01);
+  EXPECT_DOUBLE_EQ(config.scheduler().end_weight_decay(), 0.01);
+  EXPECT_EQ(config.scheduler().lr_decay_style(), "linear");
+  EXPECT_EQ(config.scheduler().lr_warmup_iters(), 0);
+  EXPECT_EQ(config.scheduler().lr_decay_iters(), 10);
+  EXPECT_TRUE(config.model().bias_activation_fusion());
+  EXPECT_TRUE(config.model().bias_dropout_fusion());
+  EXPECT_FALSE(config.ddp().use_distributed_optimizer());
+  EXPECT_FALSE(config.optimizer().use_distributed_optimizer());
+  EXPECT_DOUBLE_EQ(config.model().hidden_dropout(), 0.1);
+  EXPECT_DOUBLE_EQ(config.optimizer().clip_grad(), 1.0);
+}
+
+TEST(Resolve, EveryRecipeResolvesForShow) {
+  ASSERT_GE(ListRecipes().size(), 6u);
+  for (const v1::Recipe& recipe : ListRecipes()) {
+    std::vector<std::string> sizes;
+    if (recipe.name().rfind("vanilla", 0) == 0) sizes = {"model.num_layers=2", "model.hidden_size=256", "model.num_attention_heads=4"};
+    auto resolved = Show(sizes, recipe.name());
+    ASSERT_TRUE(resolved.ok()) << recipe.name() << ": " << resolved.status();
+    EXPECT_GT(resolved->flops_per_token(), 0) << recipe.name();
+    for (const std::string& alias : recipe.aliases()) EXPECT_EQ(FindRecipe(alias)->name(), recipe.name());
+    // The recipe's word and the schema's agree on whether it can be trained.
+    auto trained = Submit(sizes, recipe.name(), resolved->ranks());
+    EXPECT_EQ(trained.ok(), recipe.trainable()) << recipe.name() << ": " << trained.status();
+    if (!trained.ok()) {
+      EXPECT_EQ(ReasonOf(trained.status()), v1::REASON_UNSUPPORTED_MODEL);
+      EXPECT_THAT(std::string(trained.status().message()), HasSubstr(recipe.not_trainable_reason()));
+      EXPECT_THAT(std::string(trained.status().message()), HasSubstr("accepted:")) << "the schema accepts what the recipe says can't be trained";
+    }
+  }
+}
+
+TEST(Resolve, NamesOfTheIssueExist) {
+  for (const char* name : {"vanilla_gpt", "llama32_1b", "llama3_8b", "qwen3_8b", "deepseek_v2_lite", "llama32_1b_pretrain_1gpu_h100_bf16_config", "vanilla_gpt_megatron_lm_config"}) {
+    EXPECT_TRUE(FindRecipe(name).ok()) << name;
+  }
+  auto missing = FindRecipe("vanila_gpt_pretrain_config");
+  EXPECT_EQ(ReasonOf(missing.status()), v1::REASON_UNKNOWN_RECIPE);
+  EXPECT_THAT(std::string(missing.status().message()), HasSubstr("vanilla_gpt_pretrain_config"));
+}
+
+TEST(Resolve, FlopsOfKnownModels) {
+  auto llama = Show({"model.vocab_size=128256"}, "llama3_8b");
+  ASSERT_TRUE(llama.ok()) << llama.status();
+  EXPECT_NEAR(static_cast<double>(llama->flops_per_token()), 51.45e9, 0.05e9);
+  EXPECT_EQ(llama->per_rank().parameters(), 8030261248);
+  EXPECT_EQ(llama->ranks(), 2);
+  auto small = Show({"model.vocab_size=128256"}, "llama32_1b");
+  EXPECT_EQ(small->per_rank().parameters(), 1235814400);
+  auto deepseek = Show({"model.vocab_size=102400", "model.make_vocab_size_divisible_by=128"}, "deepseek_v2_lite");
+  ASSERT_TRUE(deepseek.ok()) << deepseek.status();
+  EXPECT_NEAR(static_cast<double>(deepseek->per_rank().parameters()), 15.7e9, 0.1e9);
+  EXPECT_EQ(deepseek->ranks(), 8);
+}
+
+// A value that differs from what the correlation run has, and that leaves the configuration valid where possible.
+std::string OtherValue(const Key& key, const v1::ResolvedConfig& base) {
+  static const std::map<std::string, std::string> chosen = {
+      {"train.global_batch_size", "64"}, {"train.micro_batch_size", "8"}, {"train.train_iters", "12"}, {"train.train_samples", "640"}, {"model.hidden_size", "512"},
+      {"model.num_attention_heads", "8"}, {"model.vocab_size", "50304"}, {"dataset.split", "'90,5,5'"}, {"optimizer.min_lr", "1e-5"}, {"scheduler.lr_warmup_iters", "2"},
+      {"tokenizer.vocab_size", "33000"}, {"dataset.data_path", "[/data/a]"}, {"dataset.blend", "[[/data/a,/data/b],[0.25,0.75]]"}, {"scheduler.lr_wsd_decay_iters", "4"},
+      {"scheduler.lr_decay_iters", "9"}, {"scheduler.lr_warmup_init", "1e-6"}, {"scheduler.max_steps", "20"}, {"tokenizer.null_tokenizer_eod_id", "7"},
+      {"tokenizer.tokenizer_type", "ByteLevelTokenizer"}, {"model.layernorm_epsilon", "1e-6"}, {"optimizer.adam_eps", "1e-7"}, {"optimizer.lr", "0.01"}};
+  if (auto it = chosen.find(key.path); it != chosen.end()) return it->second;
+  const Value now = ReadKey(base.config(), key);
+  const std::string type = key.TypeName();
+  if (type == "bool") return now.boolean ? "false" : "true";
+  if (type == "int") return std::to_string(now.integer + 3);
+  if (type == "float") return "0.25";
+  if (!key.info->allowed().empty()) {
+    for (const std::string& word : key.info->allowed()) {
+      if (word != now.text) return word;
+    }
+  }
+  return "/tmp/somewhere";
+}
+
+// No set-up code resets what a user said: each key that works keeps its value, or the record says why not.
+TEST(Resolve, EverySetKeyEqualsItsFinalValue) {
+  const std::vector<std::string> base_lines = CorrelationRun();
+  auto base = Submit(base_lines);
+  ASSERT_TRUE(base.ok());
+  int accepted = 0, refused = 0;
+  for (const Key& key : Schema::Get().keys()) {
+    if (!key.Works()) continue;
+    const std::string wanted = OtherValue(key, *base);
+    std::vector<std::string> lines = With(Without(base_lines, key.path), {key.path + "=" + wanted});
+    if (key.path.find("seq_length") != std::string::npos) lines = With(Without(Without(base_lines, "dataset.seq_length"), "model.seq_length"), {key.path + "=256"});
+    if (key.path == "train.train_samples") {
+      for (const char* other : {"train.train_iters", "scheduler.lr_warmup_iters", "scheduler.lr_decay_iters"}) lines = Without(lines, other);
+      lines.push_back("scheduler.lr_warmup_samples=32");
+    }
+    auto resolved = Submit(lines);
+    if (!resolved.ok()) {
+      // Contradictions are refused by name, never repaired silently.
+      EXPECT_FALSE(FieldViolationsOf(resolved.status()).empty()) << key.path << ": " << resolved.status();
+      ++refused;
+      continue;
+    }
+    ++accepted;
+    auto override_value = ParseValue(lines.back().substr(lines.back().find('=') + 1));
+    for (const std::string& line : lines) {
+      if (line.rfind(key.path + "=", 0) == 0) override_value = ParseValue(line.substr(line.find('=') + 1));
+    }
+    v1::ConfigContainer scratch;
+    ASSERT_FALSE(WriteKey(key, *override_value, &scratch)) << key.path;
+    bool changed = false;
+    for (const auto& change : resolved->changes()) changed |= change.key() == key.path;
+    EXPECT_TRUE(changed || ReadKey(resolved->config(), key) == ReadKey(scratch, key))
+        << key.path << " was set to " << FormatValue(*override_value) << " and is " << FormatValue(ReadKey(resolved->config(), key)) << " without a record";
+  }
+  EXPECT_GT(accepted, 70) << refused << " refused";
+}
+
+TEST(Resolve, FileFormGivesTheSameHash) {
+  const std::vector<std::vector<std::string>> cases = {
+      CorrelationRun(),
+      With(CorrelationRun(), {"mixed_precision=fp16_mixed", "optimizer.initial_loss_scale=65536"}),
+      With(CorrelationRun(), {"mixed_precision=null", "dataset.data_path='0.3 /data/a 0.7 /data/b'", "dataset.split='98,1,1'"}),
+      With(Without(Without(CorrelationRun(), "scheduler.lr_decay_iters"), "scheduler.lr_warmup_iters"), {"scheduler.lr_decay_style=WSD", "scheduler.lr_warmup_fraction=0.1"}),
+      With(Without(Without(Without(CorrelationRun(), "train.train_iters"), "scheduler.lr_decay_iters"), "scheduler.lr_warmup_iters"),
+           {"train.train_samples=640", "scheduler.lr_warmup_samples=32"})};
+  for (const auto& lines : cases) {
+    auto resolved = Submit(lines);
+    ASSERT_TRUE(resolved.ok()) << resolved.status();
+    for (const std::string recipe : {"", "vanilla_gpt_pretrain_config", "vanilla_gpt_megatron_lm_config"}) {
+      ResolveRequest again;
+      again.recipe = recipe;
+      again.config_yaml = ToYaml(*resolved);
+      auto second = Resolve(again);
+      ASSERT_TRUE(second.ok()) << recipe << second.status() << "\n" << again.config_yaml;
+      EXPECT_EQ(second->config_hash(), resolved->config_hash()) << recipe << "\n" << again.config_yaml << "\n" << ToYaml(*second);
+    }
+    auto from_overrides = Submit(ToOverrides(*resolved));
+    ASSERT_TRUE(from_overrides.ok()) << from_overrides.status();
+    EXPECT_EQ(from_overrides->config_hash(), resolved->config_hash());
+  }
+}
+
+TEST(Resolve, HashSeesEveryValueAndTheRanks) {
+  auto base = Submit(CorrelationRun());
+  EXPECT_NE(base->config_hash(), Submit(With(Without(CorrelationRun(), "rng.seed"), {"rng.seed=1235"}))->config_hash());
+  EXPECT_NE(base->config_hash(), Submit(CorrelationRun(), "vanilla_gpt", 2)->config_hash());
+  EXPECT_EQ(base->config_hash(), Submit(CorrelationRun(), "vanilla_gpt")->config_hash());
+}
+
+TEST(Overrides, UnknownKeysAreErrorsWithTheNearestNames) {
+  for (const char* prefix : {"", "+", "++"}) {
+    auto resolved = Submit(With(CorrelationRun(), {std::string(prefix) + "train.trian_iters=5"}));
+    ASSERT_FALSE(resolved.ok());
+    EXPECT_EQ(resolved.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(ReasonOf(resolved.status()), v1::REASON_UNKNOWN_KEY);
+    EXPECT_THAT(Violation(resolved.status(), "train.trian_iters"), HasSubstr("train.train_iters"));
+  }
+  EXPECT_THAT(Violation(Submit({"model.learning_rate=5"}).status(), "model.learning_rate"), HasSubstr("does not exist"));
+  EXPECT_THAT(Violation(Submit({"model.lr=5"}).status(), "model.lr"), HasSubstr("optimizer.lr"));
+  EXPECT_THAT(Violation(Submit({"optim.lr=5"}).status(), "optim.lr"), HasSubstr("optimizer.lr"));
+}
+
+TEST(Overrides, AllWrongKeysAreReportedAtOnce) {
+  auto resolved = Submit(With(CorrelationRun(), {"train.exit_intervall=5", "model.hidden_dropout=1.5", "checkpoint.load=/x"}));
+  ASSERT_FALSE(resolved.ok());
+  EXPECT_NE(Violation(resolved.status(), "train.exit_intervall"), "");
+  EXPECT_NE(Violation(resolved.status(), "model.hidden_dropout"), "");
+  EXPECT_THAT(Violation(resolved.status(), "checkpoint.load"), HasSubstr("--start resume"));
+}
+
+TEST(Overrides, WrongTypesAndRangesNameWhatIsAllowed) {
+  struct Case {
+    const char* line;
+    const char* key;
+    const char* text;
+  };
+  const Case cases[] = {{"train.train_iters=ten", "train.train_iters", "expects int (>= 1)"},
+                        {"train.train_iters=1e3", "train.train_iters", "write 1000"},
+                        {"train.train_iters=2.5", "train.train_iters", "expects int"},
+                        {"train.global_batch_size=99999999999999999999", "train.global_batch_size", "expects int"},
+                        {"model.hidden_dropout=1.0", "model.hidden_dropout", "allowed: 0 .. below 1"},
+                        {"optimizer.lr=-1", "optimizer.lr", "allowed: > 0"},
+                        {"optimizer.lr=nan", "optimizer.lr", "finite"},
+                        {"optimizer.clip_grad=inf", "optimizer.clip_grad", "finite"},
+                        {"optimizer.lr=fast", "optimizer.lr", "expects float"},
+                        {"optimizer.adam_beta2=null", "optimizer.adam_beta2", "can't be null"},
+                        {"ddp.check_for_nan_in_grad=1", "ddp.check_for_nan_in_grad", "true or false"},
+                        {"scheduler.lr_decay_style=cosin", "scheduler.lr_decay_style", "did you mean cosine?"},
+                        {"mixed_precision=16-mixed", "mixed_precision.preset", "fp16_mixed"},
+                        {"dataset.split=a,b", "dataset.split", ""},
+                        {"dataset.blend=[a,b]", "dataset.blend", "[[prefix,...],[weight,...]]"},
+                        {"dataset.blend=[[a,b],[1]]", "dataset.blend", "as many weights"},
+                        {"model=5", "model", "group of keys"},
+                        {"optimizer.min_lr=0.5", "optimizer.min_lr", "0 .. optimizer.lr"}};
+  for (const Case& c : cases) {
+    const std::string key = std::string(c.line).substr(0, std::string(c.line).find('='));
+    auto resolved = Submit(With(Without(CorrelationRun(), key), {c.line}));
+    if (std::string(c.key) == "dataset.split") continue;  // Mock data replace it; see RealDataSplit.
+    ASSERT_FALSE(resolved.ok()) << c.line;
+    EXPECT_THAT(Violation(resolved.status(), c.key), HasSubstr(c.text)) << c.line << " gave " << resolved.status();
+  }
+}
+
+TEST(Overrides, UnreadableLinesSayWhy) {
+  const std::pair<const char*, const char*> cases[] = {{"", "is empty"},        {"   ", "is empty"},          {"train.train_iters", "has no ="}, {"=5", "no key"},
+                                                       {"train.train_iters=", "value is empty"}, {"train.train_iters =5", "blanks"},  {"train.train_iters= 5", "blanks"},
+                                                       {"~train.train_iters", "can't be deleted"}, {"~peft", "can't be deleted"}, {"--lr=3", "mbctl translate"},
+                                                       {"dataset.data_path=[a,b", "expected , or ]"}, {"rng.seed='5", "closing"}, {"dataset.data_path=[a]b", "unexpected text"}};
+  for (const auto& [line, text] : cases) {
+    auto resolved = Submit(With(CorrelationRun(), {line}));
+    ASSERT_FALSE(resolved.ok()) << line;
+    EXPECT_THAT(Violation(resolved.status(), "overrides[17]"), HasSubstr(text)) << line;
+  }
+}
+
+TEST(Overrides, TwoValuesForOneKeyAreRefused) {
+  auto resolved = Submit(With(CorrelationRun(), {"train.train_iters=11"}));
+  EXPECT_THAT(Violation(resolved.status(), "train.train_iters"), HasSubstr("set twice, to 10 and to 11"));
+  EXPECT_TRUE(Submit(With(CorrelationRun(), {"train.train_iters=10"})).ok());
+  auto llama = Show({"model.num_layers=8", "model.transformer.num_layers=4"}, "llama32_1b");
+  EXPECT_THAT(Violation(llama.status(), "model.num_layers"), HasSubstr("set twice"));
+}
+
+TEST(Overrides, NestedModelKeysOnlyForLlama) {
+  auto llama = Show({"model.transformer.num_layers=4"}, "llama32_1b");
+  ASSERT_TRUE(llama.ok()) << llama.status();
+  EXPECT_EQ(llama->config().model().num_layers(), 4);
+  EXPECT_EQ(Show({"model.num_layers=4"}, "llama32_1b")->config().model().num_layers(), 4);
+  EXPECT_THAT(Violation(Submit({"model.transformer.num_layers=4"}).status(), "model.transformer.num_layers"), HasSubstr("write model.num_layers"));
+}
+
+TEST(Overrides, DeprecatedPlacesMoveWithARecord) {
+  auto resolved = Submit(With(Without(CorrelationRun(), "validation.eval_iters"), {"train.eval_iters=3"}));
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(resolved->config().validation().eval_iters(), 3);
+  ASSERT_EQ(resolved->changes_size(), 2);  // The other is the split of mock data.
+  EXPECT_EQ(resolved->changes(0).key(), "train.eval_iters");
+  EXPECT_THAT(Violation(Submit(With(CorrelationRun(), {"train.eval_iters=3"})).status(), "validation.eval_iters"), HasSubstr("set twice"));
+}
+
+TEST(Overrides, KeysWithoutEffectAreRefusedByName) {
+  for (const char* line : {"train.manual_gc=true", "logger.tensorboard_dir=/x", "checkpoint.load=/x", "ft.enable_ft_package=true", "dist.use_sharp=true"}) {
+    auto resolved = Submit(With(CorrelationRun(), {line}));
+    EXPECT_EQ(ReasonOf(resolved.status()), v1::REASON_KEY_WITHOUT_EFFECT) << line;
+  }
+  auto planned = Submit(With(CorrelationRun(), {"model.normalization=RMSNorm"}));
+  EXPECT_EQ(planned.status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(ReasonOf(planned.status()), v1::REASON_UNSUPPORTED_MODEL);
+  EXPECT_THAT(std::string(planned.status().message()), HasSubstr("accepted: LayerNorm"));
+  EXPECT_TRUE(Submit(With(CorrelationRun(), {"model.normalization=LayerNorm", "model.tensor_model_parallel_size=1"})).ok());
+  EXPECT_FALSE(Submit(With(CorrelationRun(), {"model.num_query_groups=2"})).ok());
+  EXPECT_TRUE(Submit(With(CorrelationRun(), {"model.num_query_groups=4"})).ok());
+}
+
+TEST(Rules, SequenceLength) {
+  const auto lines = Without(Without(CorrelationRun(), "model.seq_length"), "dataset.seq_length");
+  auto one = Submit(With(lines, {"dataset.seq_length=128"}));
+  ASSERT_TRUE(one.ok()) << one.status();
+  EXPECT_EQ(one->config().model().seq_length(), 128);
+  bool recorded = false;
+  for (const auto& change : one->changes()) recorded |= change.key() == "model.seq_length" && change.new_value() == "128";
+  EXPECT_TRUE(recorded);
+  auto other = Submit(With(lines, {"model.seq_length=64"}));
+  ASSERT_TRUE(other.ok());
+  EXPECT_EQ(other->config().dataset().seq_length(), 64);
+  EXPECT_THAT(Violation(Submit(With(lines, {"model.seq_length=64", "dataset.seq_length=128"})).status(), "dataset.seq_length"), HasSubstr("must be equal"));
+}
+
+TEST(Rules, ShortTrainingShowsTheCompletedCommand) {
+  auto resolved = Submit({"model.num_layers=2", "model.hidden_size=256", "model.num_attention_heads=4", "train.train_iters=10"});
+  ASSERT_FALSE(resolved.ok());
+  EXPECT_THAT(Violation(resolved.status(), "train.train_iters"),
+              HasSubstr("mbctl submit --recipe vanilla_gpt_pretrain_config model.num_layers=2 model.hidden_size=256 model.num_attention_heads=4 train.train_iters=10 "
+                        "scheduler.lr_warmup_iters=1 scheduler.lr_decay_iters=10"));
+  // The shown line works.
+  EXPECT_TRUE(Submit({"model.num_layers=2", "model.hidden_size=256", "model.num_attention_heads=4", "train.train_iters=10", "scheduler.lr_warmup_iters=1", "scheduler.lr_decay_iters=10"}).ok());
+  // A decay from the recipe that is longer than the training is refused, one that the user asks for is not.
+  EXPECT_THAT(Violation(Show({"train.train_iters=50"}, "qwen3_8b").status(), "train.train_iters"), HasSubstr("scheduler.lr_decay_iters=50"));
+  auto longer = Submit(With(Without(CorrelationRun(), "scheduler.lr_decay_iters"), {"scheduler.lr_decay_iters=20"}));
+  ASSERT_TRUE(longer.ok()) << longer.status();
+  EXPECT_EQ(longer->warnings_size(), 1);
+  EXPECT_FALSE(Submit(With(Without(CorrelationRun(), "scheduler.lr_warmup_iters"), {"scheduler.lr_warmup_iters=10"})).ok());
+}
+
+TEST(Rules, DecayFollowsTheOverriddenLength) {
+  auto resolved = Submit(With(Without(Without(CorrelationRun(), "scheduler.lr_decay_iters"), "train.train_iters"), {"train.train_iters=2000"}));
+  ASSERT_TRUE(resolved.ok());
+  EXPECT_EQ(resolved->config().scheduler().lr_decay_iters(), 2000);
+}
+
+TEST(Rules, GlobalBatchMustDivide) {
+  auto resolved = Submit(With(Without(CorrelationRun(), "train.micro_batch_size"), {"train.micro_batch_size=3"}), "vanilla_gpt", 2);
+  EXPECT_THAT(Violation(resolved.status(), "train.global_batch_size"), HasSubstr("3 * 2 = 6; use train.global_batch_size=30 or 36, or a train.micro_batch_size of 16, 8, 4, 2"));
+  EXPECT_EQ(Submit(CorrelationRun(), "vanilla_gpt", 2)->data_parallel_size(), 2);
+  ASSERT_FALSE(Submit(CorrelationRun(), "vanilla_gpt", -1).ok());
+  ResolveRequest three;
+  three.recipe = "llama3_8b";
+  three.ranks = 3;
+  three.require_trainable = false;
+  EXPECT_THAT(Violation(Resolve(three).status(), "ranks"), HasSubstr("multiples of 2"));
+}
+
+TEST(Rules, WeightDecayHasOneMeaning) {
+  auto plain = Submit(With(CorrelationRun(), {"optimizer.weight_decay=0.1"}));
+  ASSERT_TRUE(plain.ok());
+  EXPECT_DOUBLE_EQ(plain->config().scheduler().start_weight_decay(), 0.1);
+  EXPECT_DOUBLE_EQ(plain->config().scheduler().end_weight_decay(), 0.1);
+  EXPECT_THAT(Violation(Submit(With(CorrelationRun(), {"optimizer.weight_decay=0.1", "scheduler.start_weight_decay=0.033"})).status(), "scheduler.start_weight_decay"),
+              HasSubstr("set optimizer.weight_decay alone"));
+  auto by_schedule = Submit(With(CorrelationRun(), {"scheduler.start_weight_decay=0.2", "scheduler.end_weight_decay=0.2"}));
+  ASSERT_TRUE(by_schedule.ok()) << by_schedule.status();
+  EXPECT_DOUBLE_EQ(by_schedule->config().optimizer().weight_decay(), 0.2);
+  EXPECT_FALSE(Submit(With(CorrelationRun(), {"scheduler.start_weight_decay=0.1", "scheduler.end_weight_decay=0.2"})).ok());
+  EXPECT_TRUE(Submit(With(CorrelationRun(), {"scheduler.start_weight_decay=0.1", "scheduler.end_weight_decay=0.2", "scheduler.weight_decay_incr_style=linear"})).ok());
+  EXPECT_FALSE(Submit(With(CorrelationRun(), {"scheduler.weight_decay_incr_style=linear"})).ok());
+}
+
+TEST(Rules, Precision) {
+  auto fp16 = Submit(With(CorrelationRun(), {"mixed_precision=fp16_mixed"}));
+  ASSERT_TRUE(fp16.ok()) << fp16.status();
+  EXPECT_TRUE(fp16->config().model().fp16());
+  EXPECT_FALSE(fp16->config().model().bf16());
+  EXPECT_EQ(fp16->config().model().params_dtype(), "fp16");
+  EXPECT_FALSE(fp16->warnings().empty());
+  auto scale = Submit(With(CorrelationRun(), {"mixed_precision=fp16_mixed", "optimizer.initial_loss_scale=1024"}));
+  EXPECT_DOUBLE_EQ(scale->config().mixed_precision().initial_loss_scale(), 1024);
+  for (const char* line : {"mixed_precision=fp32", "mixed_precision=null"}) {
+    auto fp32 = Submit(With(CorrelationRun(), {line}));
+    ASSERT_TRUE(fp32.ok()) << fp32.status();
+    EXPECT_FALSE(fp32->config().optimizer().bf16());
+    EXPECT_EQ(fp32->config().model().params_dtype(), "fp32");
+  }
+  EXPECT_THAT(Violation(Submit(With(CorrelationRun(), {"model.bf16=false"})).status(), "model.bf16"), HasSubstr("mixed_precision=bf16_mixed"));
+  EXPECT_EQ(ReasonOf(Submit(With(CorrelationRun(), {"ddp.grad_reduce_in_fp32=false"})).status()), v1::REASON_UNSUPPORTED_MODEL);
+  EXPECT_EQ(ReasonOf(Submit(With(CorrelationRun(), {"mixed_precision=bf16_with_fp8_current_scaling_mixed"})).status()), v1::REASON_UNSUPPORTED_MODEL);
+}
+
+TEST(Rules, Vocabulary) {
+  auto padded = Submit(With(CorrelationRun(), {"tokenizer.vocab_size=2047"}));
+  EXPECT_EQ(padded->config().model().vocab_size(), 2048);
+  auto explicit_size = Submit(With(CorrelationRun(), {"model.vocab_size=50304"}));
+  ASSERT_TRUE(explicit_size.ok()) << explicit_size.status();
+  EXPECT_EQ(explicit_size->config().model().vocab_size(), 50304);
+  EXPECT_THAT(Violation(Submit(With(CorrelationRun(), {"model.vocab_size=100"})).status(), "model.vocab_size"), HasSubstr(">= tokenizer.vocab_size"));
+  EXPECT_THAT(Violation(Submit(With(CorrelationRun(), {"tokenizer.null_tokenizer_eod_id=32000"})).status(), "tokenizer.null_tokenizer_eod_id"), HasSubstr("0 .. 31999"));
+}
+
+TEST(Rules, Data) {
+  auto real = Submit(With(CorrelationRun(), {"dataset.data_path=/data/a"}));
+  ASSERT_TRUE(real.ok()) << real.status();
+  EXPECT_FALSE(real->config().dataset().mock());
+  EXPECT_EQ(real->config().dataset().blend().prefixes(0), "/data/a");
+  EXPECT_EQ(real->config().dataset().split(), "9999,8,2");
+  auto weighted = Submit(With(CorrelationRun(), {"dataset.data_path=[0.3,/data/a,0.7,/data/b]"}));
+  EXPECT_EQ(weighted->config().dataset().blend().weights_size(), 2);
+  EXPECT_THAT(Violation(Submit(With(CorrelationRun(), {"dataset.mock=false"})).status(), "dataset.data_path"), HasSubstr("is not set"));
+  EXPECT_FALSE(Submit(With(CorrelationRun(), {"dataset.mock=true", "dataset.data_path=/data/a"})).ok());
+  for (const char* split : {"dataset.split=a,b", "dataset.split='0,0,0'", "dataset.split='1,2,3,4'", "dataset.split='-1,2,3'", "dataset.split='0,1,1'"}) {
+    EXPECT_NE(Violation(Submit(With(CorrelationRun(), {"dataset.data_path=/data/a", split})).status(), "dataset.split"), "") << split;
+  }
+}
+
+TEST(Rules, MissingSizesAreNamed) {
+  auto resolved = Submit({});
+  EXPECT_THAT(Violation(resolved.status(), "model.num_layers"), HasSubstr("model.num_layers=2"));
+  EXPECT_NE(Violation(resolved.status(), "model.hidden_size"), "");
+  EXPECT_THAT(Violation(Submit({"model.num_layers=2", "model.hidden_size=250", "model.num_attention_heads=4"}).status(), "model.num_attention_heads"), HasSubstr("does not divide"));
+}
+
+TEST(ConfigFiles, ErrorsNameFileAndLine) {
+  ResolveRequest request;
+  request.recipe = "vanilla_gpt";
+  request.overrides = CorrelationRun();
+  request.config_yaml = "logger:\n  log_interval: 5\n  log_intervall: 5\n";
+  EXPECT_THAT(Violation(Resolve(request).status(), "logger.log_intervall"), HasSubstr("config:3"));
+  request.config_yaml = "logger:\n  log_params_norm: maybe\n";
+  EXPECT_THAT(Violation(Resolve(request).status(), "logger.log_params_norm"), HasSubstr("config:2"));
+  request.config_yaml = "logger: [\n";
+  EXPECT_THAT(Violation(Resolve(request).status(), "config_yaml"), HasSubstr("config:"));
+  request.config_yaml = "logger:\n  log_interval: 5\n  log_interval: 6\n";
+  EXPECT_THAT(Violation(Resolve(request).status(), "config_yaml"), HasSubstr("twice"));
+  request.config_yaml = "logger:\n  log_params_norm: true\n";
+  auto resolved = Resolve(request);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_TRUE(resolved->config().logger().log_params_norm());
+  EXPECT_EQ(Values(*resolved)["logger.log_params_norm"].origin(), v1::ORIGIN_FILE);
+}
+
+TEST(Recipes, SetNoKeyWithoutEffect) {
+  for (const ConfigFile& file : RecipeFiles()) {
+    for (const Assignment& assignment : file.assignments) {
+      const Key* key = Schema::Get().Find(assignment.key);
+      if (key == nullptr) continue;  // A group: mixed_precision.
+      EXPECT_NE(key->info->effect(), v1::EFFECT_NONE) << assignment.source;
+    }
+  }
+}
+
+TEST(Kinds, OnlyPretrainingNow) {
+  ResolveRequest request;
+  request.recipe = "vanilla_gpt";
+  request.overrides = CorrelationRun();
+  request.kind = v1::JOB_KIND_FINETUNE;
+  EXPECT_EQ(ReasonOf(Resolve(request).status()), v1::REASON_UNSUPPORTED_JOB_KIND);
+}
+
+}  // namespace
+}  // namespace mbridge::recipes
