@@ -21,7 +21,8 @@ std::vector<std::string> GatherTexts(const std::string& mine, Communicator* worl
   std::string padded = mine;
   padded.resize(static_cast<size_t>(longest));
   std::string all(static_cast<size_t>(longest * size), '\0');
-  world->AllGather({padded.data(), DType::kU8, DeviceType::kCpu, {longest}}, {all.data(), DType::kU8, DeviceType::kCpu, {longest * size}});
+  world->AllGather({padded.data(), DType::kU8, DeviceType::kCpu, {longest}},
+                   {all.data(), DType::kU8, DeviceType::kCpu, {longest * size}});
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     texts[rank] = all.substr(rank * static_cast<size_t>(longest), static_cast<size_t>(lengths[rank]));
   }

@@ -32,12 +32,12 @@ inline constexpr std::string_view kOptimizerStatePrefix = "optimizer.";
 struct CheckpointTensor {
   std::string name;
   Shape global_shape;
-  Shape shard_shape;        // Of the block; the tensor's own shape unless it is a flat piece of it.
+  Shape shard_shape;  // Of the block; the tensor's own shape unless it is a flat piece of it.
   int shard_axis = -1;
   int64_t shard_begin = 0;
-  int64_t flat_begin = 0;   // Not 0 only for pieces (distributed optimizer).
+  int64_t flat_begin = 0;  // Not 0 only for pieces (distributed optimizer).
   Tensor tensor;
-  bool write_here = true;   // False: another rank writes the same piece (data-parallel replicas). Loading ignores it.
+  bool write_here = true;  // False: another rank writes the same piece (data-parallel replicas). Loading ignores it.
 };
 
 // A tensor laid out as the parameter is, under `name`.
@@ -51,16 +51,16 @@ struct CheckpointMeta {
   std::string job_id;
   std::string build_id;
   int attempt = 1;
-  std::string config_text;         // The resolved configuration, as it is.
-  std::string state_json = "{}";   // A JSON object: random streams, schedule, loss scaler, data iterators.
+  std::string config_text;        // The resolved configuration, as it is.
+  std::string state_json = "{}";  // A JSON object: random streams, schedule, loss scaler, data iterators.
   bool has_optimizer_state = true;
 };
 
 struct SavedCheckpoint {
   std::string path;
-  int64_t bytes = 0;               // Of all files.
+  int64_t bytes = 0;  // Of all files.
   int tensors = 0;
-  std::string manifest_hash;       // XXH3-64 of manifest.json, 16 hexadecimal digits.
+  std::string manifest_hash;  // XXH3-64 of manifest.json, 16 hexadecimal digits.
 };
 
 // Writes `final_path` (its parent is made; the folder must not exist yet). The meta of rank 0 counts. When it returns OK the

@@ -71,7 +71,9 @@ TEST_F(CheckpointTest, DataFilesAreSafetensors) {
   const auto& entry = header["embedding.weight"];
   EXPECT_EQ(entry["dtype"], "BF16");
   EXPECT_EQ(entry["shape"], (std::vector<int>{12, 8}));
-  EXPECT_EQ(std::memcmp(content.data() + 8 + length + entry["data_offsets"][0].get<size_t>(), saved[0].tensor.data, saved[0].tensor.bytes()), 0);
+  EXPECT_EQ(std::memcmp(content.data() + 8 + length + entry["data_offsets"][0].get<size_t>(), saved[0].tensor.data,
+                        saved[0].tensor.bytes()),
+            0);
 }
 
 // One rank's share of a tensor split over `ranks` along `axis`, with its own memory.
@@ -88,7 +90,8 @@ struct Shard {
     const Shape& shape = entry.shard_shape;
     for (int64_t row = 0; row < shape[0]; ++row) {
       for (int64_t column = 0; column < shape[1]; ++column) {
-        const int64_t r = row + (entry.shard_axis == 0 ? entry.shard_begin : 0), c = column + (entry.shard_axis == 1 ? entry.shard_begin : 0);
+        const int64_t r = row + (entry.shard_axis == 0 ? entry.shard_begin : 0),
+                      c = column + (entry.shard_axis == 1 ? entry.shard_begin : 0);
         values.push_back(whole.as<float>()[r * whole.shape[1] + c]);
       }
     }
@@ -112,7 +115,8 @@ TEST_F(CheckpointTest, AnyTensorParallelSizeLoadsAnyOther) {
         shard.entry.tensor.data = shard.memory.data();
         // A replicated tensor is written by rank 0 only.
         std::vector<float> bias = {1, 2, 3};
-        const CheckpointTensor replicated{"b", {3}, {3}, -1, 0, 0, {bias.data(), DType::kF32, DeviceType::kCpu, {3}}, world.rank() == 0};
+        const CheckpointTensor replicated{
+            "b", {3}, {3}, -1, 0, 0, {bias.data(), DType::kF32, DeviceType::kCpu, {3}}, world.rank() == 0};
         const auto result = SaveCheckpoint(Step(step), MetaOf(step), {shard.entry, replicated}, &world);
         ASSERT_TRUE(result.ok()) << result.status();
         EXPECT_EQ(result->tensors, 2);
@@ -140,7 +144,8 @@ TEST_F(CheckpointTest, PiecesOfAShardedOptimizerLoadIntoOtherPieces) {
   for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<float>(i);
   const auto piece = [](std::vector<float>& memory, int64_t begin) {
     const auto count = static_cast<int64_t>(memory.size());
-    return CheckpointTensor{"optimizer.m", {6, 8}, {6, 8}, -1, 0, begin, {memory.data(), DType::kF32, DeviceType::kCpu, {count}}, true};
+    return CheckpointTensor{"optimizer.m", {6, 8}, {6, 8}, -1, 0, begin, {memory.data(), DType::kF32, DeviceType::kCpu, {count}},
+                            true};
   };
   OnRanks(3, [&](Communicator& world) {
     // The last rank owns nothing.
@@ -156,7 +161,8 @@ TEST_F(CheckpointTest, PiecesOfAShardedOptimizerLoadIntoOtherPieces) {
   EXPECT_EQ(middle, std::vector<float>(data.begin() + 10, data.begin() + 30));
   ASSERT_TRUE(LoadCheckpoint(Step(1), {}, {piece(all, 0)}, self_.get()).ok());
   EXPECT_EQ(all, data);
-  const CheckpointTensor right{"optimizer.m", {6, 8}, {6, 4}, 1, 4, 0, {columns.data(), DType::kF32, DeviceType::kCpu, {6, 4}}, true};
+  const CheckpointTensor right{"optimizer.m", {6, 8}, {6, 4}, 1, 4, 0, {columns.data(), DType::kF32, DeviceType::kCpu, {6, 4}},
+                               true};
   ASSERT_TRUE(LoadCheckpoint(Step(1), {}, {right}, self_.get()).ok());
   for (int64_t i = 0; i < 24; ++i) EXPECT_EQ(columns[static_cast<size_t>(i)], static_cast<float>(i / 4 * 8 + 4 + i % 4));
 }
@@ -219,12 +225,14 @@ TEST_F(CheckpointTest, MismatchesNameTheTensor) {
   };
   State shape(0, false);
   shape.Add("optimizer.state.exp_avg.embedding.weight", DType::kF32, {12, 9}, 0);
-  EXPECT_THAT(load(shape), testing::AllOf(HasSubstr("optimizer.state.exp_avg.embedding.weight"), HasSubstr("[12, 8]"), HasSubstr("[12, 9]")));
+  EXPECT_THAT(load(shape),
+              testing::AllOf(HasSubstr("optimizer.state.exp_avg.embedding.weight"), HasSubstr("[12, 8]"), HasSubstr("[12, 9]")));
   State more(0);
   more.Add("head.weight", DType::kBF16, {2}, 0);
   EXPECT_THAT(load(more), HasSubstr("has no tensor head.weight"));
   State less(0, false);
-  EXPECT_THAT(load(less), HasSubstr("has a tensor optimizer.state.exp_avg.embedding.weight of shape [12, 8] that this model lacks"));
+  EXPECT_THAT(load(less),
+              HasSubstr("has a tensor optimizer.state.exp_avg.embedding.weight of shape [12, 8] that this model lacks"));
   State type(0);
   type[1].tensor.dtype = DType::kF16;
   EXPECT_THAT(load(type), HasSubstr("tensor norm.weight is BF16 in the checkpoint and F16 in this model"));
@@ -257,7 +265,8 @@ TEST_F(CheckpointTest, WithoutOptimizerStateOnlyWeightsLoad) {
 TEST_F(CheckpointTest, ManifestHashVersionAndAbsence) {
   State state(1);
   ASSERT_TRUE(SaveCheckpoint(Step(1), MetaOf(1), state.tensors(), self_.get()).ok());
-  EXPECT_EQ(ReasonOf(LoadCheckpoint(Step(1), {"0123456789abcdef"}, state.tensors(), self_.get()).status()), v1::REASON_CHECKPOINT_CORRUPT);
+  EXPECT_EQ(ReasonOf(LoadCheckpoint(Step(1), {"0123456789abcdef"}, state.tensors(), self_.get()).status()),
+            v1::REASON_CHECKPOINT_CORRUPT);
   EXPECT_EQ(VerifyCheckpoint(Step(1), "0123456789abcdef").status().code(), absl::StatusCode::kDataLoss);
   const absl::Status absent = VerifyCheckpoint(Step(2)).status();
   EXPECT_EQ(absent.code(), absl::StatusCode::kNotFound);
@@ -282,7 +291,9 @@ TEST_F(CheckpointTest, ForgedManifestsAreRefused) {
       [](auto& m) { m["tensors"][0]["shards"][0]["bytes"] = -8; },
       [](auto& m) { m["tensors"][0]["shards"][0]["begin"] = 5; },
       [](auto& m) { m["tensors"][0]["shards"][0]["elements"] = int64_t{1} << 61; },
-      [](auto& m) { m["tensors"][0]["shape"] = {-1, 2}; },
+      [](auto& m) {
+        m["tensors"][0]["shape"] = {-1, 2};
+      },
       [](auto& m) { m["tensors"][0]["shape"] = {1, 1, 1, 1, 1, 1, 1}; },
       [](auto& m) { m["tensors"][0]["dtype"] = "F7"; },
       [](auto& m) { m["tensors"][0]["shards"][0]["file"] = "../x"; },

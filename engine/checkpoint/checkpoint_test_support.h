@@ -84,8 +84,14 @@ class State {
 };
 
 inline CheckpointMeta MetaOf(int step) {
-  return {.step = step, .consumed_samples = 32 * step, .run_name = "run", .job_id = "job-1", .build_id = "test", .attempt = 2,
-          .config_text = "train:\n  micro_batch_size: 4 # \"é\"\n", .state_json = R"({"rng":{"seed":1234},"loss_scale":1.5})"};
+  return {.step = step,
+          .consumed_samples = 32 * step,
+          .run_name = "run",
+          .job_id = "job-1",
+          .build_id = "test",
+          .attempt = 2,
+          .config_text = "train:\n  micro_batch_size: 4 # \"é\"\n",
+          .state_json = R"({"rng":{"seed":1234},"loss_scale":1.5})"};
 }
 
 // The body on `size` threads, each a rank.

@@ -77,8 +77,9 @@ class CrashTest : public CheckpointTest {
 };
 
 TEST_F(CrashTest, KilledAtEachStepOfASave) {
-  for (const char* place : {"checkpoint.after_mkdir", "checkpoint.tensor", "checkpoint.before_shard_sync", "file.sync", "checkpoint.after_shards",
-                            "checkpoint.before_manifest", "checkpoint.before_rename", "checkpoint.after_rename"}) {
+  for (const char* place :
+       {"checkpoint.after_mkdir", "checkpoint.tensor", "checkpoint.before_shard_sync", "file.sync", "checkpoint.after_shards",
+        "checkpoint.before_manifest", "checkpoint.before_rename", "checkpoint.after_rename"}) {
     EXPECT_EQ(SaveInChild(fmt::format("{}=kill", place)), -SIGKILL) << place;
     EXPECT_EQ(std::filesystem::exists(Step(2)), std::string(place) == "checkpoint.after_rename");
     ExpectSound();

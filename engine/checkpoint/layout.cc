@@ -23,10 +23,12 @@ std::string CheckPart(const Part& part) {
   }
   if (part.shard_begin < 0 || (part.shard_axis < 0 && part.shard_begin != 0) ||
       (part.shard_axis >= 0 && part.shard_begin > whole[part.shard_axis] - shard[part.shard_axis])) {
-    return fmt::format("shard {} beginning at {} does not lie in the shape {}", shard.ToString(), part.shard_begin, whole.ToString());
+    return fmt::format("shard {} beginning at {} does not lie in the shape {}", shard.ToString(), part.shard_begin,
+                       whole.ToString());
   }
   if (part.flat_begin < 0 || part.count < 0 || part.flat_begin > shard.NumElements() - part.count) {
-    return fmt::format("elements {} to {} do not lie in the shard {}", part.flat_begin, part.flat_begin + part.count, shard.ToString());
+    return fmt::format("elements {} to {} do not lie in the shard {}", part.flat_begin, part.flat_begin + part.count,
+                       shard.ToString());
   }
   return "";
 }
@@ -54,8 +56,7 @@ std::vector<Run> RunsOf(const Part& part) {
 namespace {
 
 // Calls visit(a's local offset, b's local offset, length) for every common stretch.
-template <class Visit>
-void ForEachCommonRun(const std::vector<Run>& a, const std::vector<Run>& b, Visit&& visit) {
+template <class Visit> void ForEachCommonRun(const std::vector<Run>& a, const std::vector<Run>& b, Visit&& visit) {
   for (size_t i = 0, j = 0; i < a.size() && j < b.size();) {
     const int64_t begin = std::max(a[i].global, b[j].global);
     const int64_t a_end = a[i].global + a[i].length;
@@ -88,7 +89,8 @@ std::string CheckCoverage(const std::vector<Part>& parts) {
   std::vector<Run> runs;
   for (const Part& part : parts) {
     if (part.global_shape != parts[0].global_shape) {
-      return fmt::format("its parts belong to the shapes {} and {}", parts[0].global_shape.ToString(), part.global_shape.ToString());
+      return fmt::format("its parts belong to the shapes {} and {}", parts[0].global_shape.ToString(),
+                         part.global_shape.ToString());
     }
     const std::vector<Run> more = RunsOf(part);
     runs.insert(runs.end(), more.begin(), more.end());

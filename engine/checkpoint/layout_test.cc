@@ -41,7 +41,8 @@ const std::vector<Part>& Parts() {
   static const auto* parts = [] {
     auto* list = new std::vector<Part>;
     const Shape whole = {4, 6, 5};
-    for (const Part& block : {Block(whole, -1, 0, 0), Block(whole, 0, 1, 2), Block(whole, 1, 0, 6), Block(whole, 1, 2, 3), Block(whole, 2, 3, 2), Block(whole, 2, 0, 1)}) {
+    for (const Part& block : {Block(whole, -1, 0, 0), Block(whole, 0, 1, 2), Block(whole, 1, 0, 6), Block(whole, 1, 2, 3),
+                              Block(whole, 2, 3, 2), Block(whole, 2, 0, 1)}) {
       list->push_back(block);
       list->push_back(Piece(block, 0, 1));
       list->push_back(Piece(block, block.count / 3, block.count / 2));

@@ -25,22 +25,26 @@ absl::Status Mismatch(std::string_view message) {
 
 bool IsFloat(DType dtype) { return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16; }
 
-template <class From, class To>
-void ConvertLoop(const void* from, void* to, int64_t count) {
+template <class From, class To> void ConvertLoop(const void* from, void* to, int64_t count) {
   for (int64_t i = 0; i < count; ++i) static_cast<To*>(to)[i] = FromFloat<To>(ToFloat(static_cast<const From*>(from)[i]));
 }
 
-template <class From>
-void ConvertFrom(const void* from, DType to_type, void* to, int64_t count) {
-  if (to_type == DType::kF32) ConvertLoop<From, float>(from, to, count);
-  else if (to_type == DType::kBF16) ConvertLoop<From, BFloat16>(from, to, count);
-  else ConvertLoop<From, Float16>(from, to, count);
+template <class From> void ConvertFrom(const void* from, DType to_type, void* to, int64_t count) {
+  if (to_type == DType::kF32)
+    ConvertLoop<From, float>(from, to, count);
+  else if (to_type == DType::kBF16)
+    ConvertLoop<From, BFloat16>(from, to, count);
+  else
+    ConvertLoop<From, Float16>(from, to, count);
 }
 
 void Convert(DType from_type, const void* from, DType to_type, void* to, int64_t count) {
-  if (from_type == DType::kF32) ConvertFrom<float>(from, to_type, to, count);
-  else if (from_type == DType::kBF16) ConvertFrom<BFloat16>(from, to_type, to, count);
-  else ConvertFrom<Float16>(from, to_type, to, count);
+  if (from_type == DType::kF32)
+    ConvertFrom<float>(from, to_type, to, count);
+  else if (from_type == DType::kBF16)
+    ConvertFrom<BFloat16>(from, to_type, to, count);
+  else
+    ConvertFrom<Float16>(from, to_type, to, count);
 }
 
 // Opens the files of a checkpoint once each and checks what is read from them.
@@ -56,7 +60,8 @@ class ShardReader {
       absl::StatusOr<FileReader> opened = FileReader::Open(checkpoint_ + "/" + name);
       if (!opened.ok()) return AsCheckpointStatus(opened.status(), true);
       if (opened->size() != sizes_.at(name)) {
-        return CorruptCheckpoint(fmt::format("{} has {} bytes, {} were written", opened->path(), opened->size(), sizes_.at(name)));
+        return CorruptCheckpoint(
+            fmt::format("{} has {} bytes, {} were written", opened->path(), opened->size(), sizes_.at(name)));
       }
       reader = std::make_unique<FileReader>(*std::move(opened));
     }
@@ -89,7 +94,9 @@ class ShardReader {
     MB_ASSIGN_OR_RETURN(const FileReader* reader, Open(file.name));
     absl::StatusOr<uint64_t> hash = HashRange(*reader, 0, file.header_bytes);
     if (!hash.ok()) return AsCheckpointStatus(hash.status(), true);
-    if (*hash != file.header_hash) return CorruptCheckpoint(fmt::format("{}: the header has checksum {}, written was {}", reader->path(), HashText(*hash), HashText(file.header_hash)));
+    if (*hash != file.header_hash)
+      return CorruptCheckpoint(fmt::format("{}: the header has checksum {}, written was {}", reader->path(), HashText(*hash),
+                                           HashText(file.header_hash)));
     return absl::OkStatus();
   }
 
@@ -108,7 +115,8 @@ class ShardReader {
 
   static absl::Status Compare(const ManifestTensor& tensor, const ManifestShard& shard, uint64_t hash, const std::string& path) {
     if (hash == shard.hash) return absl::OkStatus();
-    return CorruptCheckpoint(fmt::format("{}: tensor {} has checksum {}, written was {}", path, tensor.name, HashText(hash), HashText(shard.hash)));
+    return CorruptCheckpoint(
+        fmt::format("{}: tensor {} has checksum {}, written was {}", path, tensor.name, HashText(hash), HashText(shard.hash)));
   }
 
   std::string checkpoint_;
@@ -122,12 +130,14 @@ absl::Status CheckTarget(const CheckpointTensor& target, const ManifestTensor& s
     return MakeStatus(absl::StatusCode::kInternal, v1::REASON_ENGINE_ERROR, fmt::format("tensor {}: {}", target.name, problem));
   }
   if (saved.shape != target.global_shape) {
-    return Mismatch(fmt::format("tensor {} has shape {} in the checkpoint and {} in this model; the model keys must be those of the checkpoint",
-                                target.name, saved.shape.ToString(), target.global_shape.ToString()));
+    return Mismatch(fmt::format(
+        "tensor {} has shape {} in the checkpoint and {} in this model; the model keys must be those of the checkpoint",
+        target.name, saved.shape.ToString(), target.global_shape.ToString()));
   }
   if (saved.dtype != target.tensor.dtype && !(weights_only && IsFloat(saved.dtype) && IsFloat(target.tensor.dtype))) {
-    return Mismatch(fmt::format("tensor {} is {} in the checkpoint and {} in this model; use the same mixed_precision or load the weights only",
-                                target.name, NameOf(saved.dtype), NameOf(target.tensor.dtype)));
+    return Mismatch(fmt::format(
+        "tensor {} is {} in the checkpoint and {} in this model; use the same mixed_precision or load the weights only",
+        target.name, NameOf(saved.dtype), NameOf(target.tensor.dtype)));
   }
   return absl::OkStatus();
 }
@@ -154,7 +164,9 @@ absl::Status LoadTensor(ShardReader& reader, const ManifestTensor& saved, const 
     }
     filled += CopyOverlap(shard.part, source, want, target.tensor.data, SizeOf(type));
   }
-  if (filled != want.count) return CorruptCheckpoint(fmt::format("tensor {}: the checkpoint holds {} of the {} elements needed", saved.name, filled, want.count));
+  if (filled != want.count)
+    return CorruptCheckpoint(
+        fmt::format("tensor {}: the checkpoint holds {} of the {} elements needed", saved.name, filled, want.count));
   return absl::OkStatus();
 }
 
@@ -171,8 +183,9 @@ absl::Status LoadMine(const std::string& path, const Manifest& manifest, const L
     if (options.weights_only && IsOptimizerState(target.name)) continue;
     const auto found = index.find(target.name);
     if (found == index.end()) {
-      return Mismatch(fmt::format("the checkpoint {} has no tensor {} (shape {} in this model); the model keys must be those of the checkpoint",
-                                  path, target.name, target.global_shape.ToString()));
+      return Mismatch(fmt::format(
+          "the checkpoint {} has no tensor {} (shape {} in this model); the model keys must be those of the checkpoint", path,
+          target.name, target.global_shape.ToString()));
     }
     used[found->second] = 1;
     MB_RETURN_IF_ERROR(CheckTarget(target, manifest.tensors[found->second], options.weights_only));
@@ -190,12 +203,14 @@ absl::StatusOr<CheckpointMeta> LoadCheckpoint(const std::string& path, const Loa
   const Manifest& manifest = read->manifest;
   std::vector<int64_t> used(manifest.tensors.size(), 0);
   MB_RETURN_IF_ERROR(Agree(LoadMine(path, manifest, options, into, used), world));
-  if (!used.empty()) world->AllReduce({used.data(), DType::kI64, DeviceType::kCpu, {static_cast<int64_t>(used.size())}}, ReduceOp::kMax);
+  if (!used.empty())
+    world->AllReduce({used.data(), DType::kI64, DeviceType::kCpu, {static_cast<int64_t>(used.size())}}, ReduceOp::kMax);
   for (size_t i = 0; i < used.size(); ++i) {
     const ManifestTensor& tensor = manifest.tensors[i];
     if (used[i] != 0 || (options.weights_only && IsOptimizerState(tensor.name))) continue;
-    return Mismatch(fmt::format("the checkpoint {} has a tensor {} of shape {} that this model lacks; the model keys must be those of the checkpoint",
-                                path, tensor.name, tensor.shape.ToString()));
+    return Mismatch(fmt::format(
+        "the checkpoint {} has a tensor {} of shape {} that this model lacks; the model keys must be those of the checkpoint",
+        path, tensor.name, tensor.shape.ToString()));
   }
   return manifest.meta;
 }
@@ -229,7 +244,8 @@ absl::StatusOr<VerifyResult> VerifyCheckpoint(const std::string& path, const std
   }
   for (const ManifestFile& file : manifest.files) {
     if (listed[file.name] != file.bytes) {
-      return CorruptCheckpoint(fmt::format("{}/{}: {} of the {} bytes are listed in the manifest", path, file.name, listed[file.name], file.bytes));
+      return CorruptCheckpoint(
+          fmt::format("{}/{}: {} of the {} bytes are listed in the manifest", path, file.name, listed[file.name], file.bytes));
     }
   }
   return result;

@@ -4,8 +4,8 @@
 #include <map>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 #include <xxhash.h>
+#include <nlohmann/json.hpp>
 
 #include "engine/core/file.h"
 #include "proto/rpc/status_details.h"
@@ -46,16 +46,26 @@ uint64_t HashFromText(const std::string& text) {
 }
 
 json ShardToJson(const ManifestShard& shard) {
-  return {{"file", shard.file}, {"shape", ShapeToJson(shard.part.shard_shape)}, {"axis", shard.part.shard_axis},
-          {"begin", shard.part.shard_begin}, {"flat_begin", shard.part.flat_begin}, {"elements", shard.part.count},
-          {"offset", shard.offset}, {"bytes", shard.bytes}, {"xxh3", HashText(shard.hash)}};
+  return {{"file", shard.file},
+          {"shape", ShapeToJson(shard.part.shard_shape)},
+          {"axis", shard.part.shard_axis},
+          {"begin", shard.part.shard_begin},
+          {"flat_begin", shard.part.flat_begin},
+          {"elements", shard.part.count},
+          {"offset", shard.offset},
+          {"bytes", shard.bytes},
+          {"xxh3", HashText(shard.hash)}};
 }
 
 ManifestShard ShardFromJson(const json& entry, const ManifestTensor& tensor) {
   ManifestShard shard;
   shard.file = entry.at("file").get<std::string>();
-  shard.part = {tensor.shape, ShapeFromJson(entry.at("shape")), entry.at("axis").get<int>(), entry.at("begin").get<int64_t>(),
-                entry.at("flat_begin").get<int64_t>(), entry.at("elements").get<int64_t>()};
+  shard.part = {tensor.shape,
+                ShapeFromJson(entry.at("shape")),
+                entry.at("axis").get<int>(),
+                entry.at("begin").get<int64_t>(),
+                entry.at("flat_begin").get<int64_t>(),
+                entry.at("elements").get<int64_t>()};
   shard.offset = entry.at("offset").get<int64_t>();
   shard.bytes = entry.at("bytes").get<int64_t>();
   shard.hash = HashFromText(entry.at("xxh3").get<std::string>());
@@ -63,12 +73,14 @@ ManifestShard ShardFromJson(const json& entry, const ManifestTensor& tensor) {
 }
 
 void CheckShard(const ManifestTensor& tensor, const ManifestShard& shard, const std::map<std::string, ManifestFile>& files) {
-  if (const std::string problem = CheckPart(shard.part); !problem.empty()) ThrowEngineError("tensor {}: {}", tensor.name, problem);
+  if (const std::string problem = CheckPart(shard.part); !problem.empty())
+    ThrowEngineError("tensor {}: {}", tensor.name, problem);
   const auto file = files.find(shard.file);
   if (file == files.end()) ThrowEngineError("tensor {}: file {} is not listed", tensor.name, shard.file);
   if (shard.bytes != shard.part.count * static_cast<int64_t>(SizeOf(tensor.dtype)) || shard.offset < file->second.header_bytes ||
       shard.offset > file->second.bytes - shard.bytes) {
-    ThrowEngineError("tensor {}: {} bytes at {} do not fit file {} of {} bytes", tensor.name, shard.bytes, shard.offset, shard.file, file->second.bytes);
+    ThrowEngineError("tensor {}: {} bytes at {} do not fit file {} of {} bytes", tensor.name, shard.bytes, shard.offset,
+                     shard.file, file->second.bytes);
   }
 }
 
@@ -87,16 +99,20 @@ Manifest ManifestFromJson(const json& root) {
   manifest.world_size = root.at("world_size").get<int>();
   std::map<std::string, ManifestFile> files;
   for (const json& entry : root.at("files")) {
-    ManifestFile file{entry.at("name").get<std::string>(), entry.at("bytes").get<int64_t>(), entry.at("header_bytes").get<int64_t>(),
-                      HashFromText(entry.at("header_xxh3").get<std::string>())};
-    if (file.name.empty() || file.name[0] == '.' || file.name.find('/') != std::string::npos || file.header_bytes < 8 || file.header_bytes > file.bytes) {
+    ManifestFile file{entry.at("name").get<std::string>(), entry.at("bytes").get<int64_t>(),
+                      entry.at("header_bytes").get<int64_t>(), HashFromText(entry.at("header_xxh3").get<std::string>())};
+    if (file.name.empty() || file.name[0] == '.' || file.name.find('/') != std::string::npos || file.header_bytes < 8 ||
+        file.header_bytes > file.bytes) {
       ThrowEngineError("file entry \"{}\" is not valid", file.name);
     }
     files[file.name] = file;
     manifest.files.push_back(std::move(file));
   }
   for (const json& entry : root.at("tensors")) {
-    ManifestTensor tensor{entry.at("name").get<std::string>(), DTypeFromName(entry.at("dtype").get<std::string>()), ShapeFromJson(entry.at("shape")), {}};
+    ManifestTensor tensor{entry.at("name").get<std::string>(),
+                          DTypeFromName(entry.at("dtype").get<std::string>()),
+                          ShapeFromJson(entry.at("shape")),
+                          {}};
     for (const json& shard : entry.at("shards")) {
       tensor.shards.push_back(ShardFromJson(shard, tensor));
       CheckShard(tensor, tensor.shards.back(), files);
@@ -112,19 +128,34 @@ std::string ToJson(const Manifest& manifest) {
   const CheckpointMeta& meta = manifest.meta;
   json files = json::array();
   for (const ManifestFile& file : manifest.files) {
-    files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"header_bytes", file.header_bytes}, {"header_xxh3", HashText(file.header_hash)}});
+    files.push_back({{"name", file.name},
+                     {"bytes", file.bytes},
+                     {"header_bytes", file.header_bytes},
+                     {"header_xxh3", HashText(file.header_hash)}});
   }
   json tensors = json::array();
   for (const ManifestTensor& tensor : manifest.tensors) {
     json shards = json::array();
     for (const ManifestShard& shard : tensor.shards) shards.push_back(ShardToJson(shard));
-    tensors.push_back({{"name", tensor.name}, {"dtype", std::string(NameOf(tensor.dtype))}, {"shape", ShapeToJson(tensor.shape)}, {"shards", shards}});
+    tensors.push_back({{"name", tensor.name},
+                       {"dtype", std::string(NameOf(tensor.dtype))},
+                       {"shape", ShapeToJson(tensor.shape)},
+                       {"shards", shards}});
   }
-  const json root = {{"format", kFormatName}, {"format_version", kFormatVersion}, {"step", meta.step},
-                     {"consumed_samples", meta.consumed_samples}, {"run_name", meta.run_name}, {"job_id", meta.job_id},
-                     {"attempt", meta.attempt}, {"build_id", meta.build_id}, {"config", meta.config_text},
-                     {"has_optimizer_state", meta.has_optimizer_state}, {"state", json::parse(meta.state_json)},
-                     {"world_size", manifest.world_size}, {"files", files}, {"tensors", tensors}};
+  const json root = {{"format", kFormatName},
+                     {"format_version", kFormatVersion},
+                     {"step", meta.step},
+                     {"consumed_samples", meta.consumed_samples},
+                     {"run_name", meta.run_name},
+                     {"job_id", meta.job_id},
+                     {"attempt", meta.attempt},
+                     {"build_id", meta.build_id},
+                     {"config", meta.config_text},
+                     {"has_optimizer_state", meta.has_optimizer_state},
+                     {"state", json::parse(meta.state_json)},
+                     {"world_size", manifest.world_size},
+                     {"files", files},
+                     {"tensors", tensors}};
   return root.dump(1, ' ', false, json::error_handler_t::replace);
 }
 
@@ -136,7 +167,8 @@ absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::strin
   try {
     if (const int version = root.at("format_version").get<int>(); version > kFormatVersion) {
       return MakeStatus(absl::StatusCode::kFailedPrecondition, v1::REASON_CHECKPOINT_IO_ERROR,
-                        fmt::format("{} has format version {}, this program reads up to {}; use a newer version", path, version, kFormatVersion));
+                        fmt::format("{} has format version {}, this program reads up to {}; use a newer version", path, version,
+                                    kFormatVersion));
     }
     return ManifestFromJson(root);
   } catch (const std::exception& error) {
@@ -148,7 +180,8 @@ absl::StatusOr<ManifestWithHash> ReadManifest(const std::string& checkpoint, con
   const std::string path = fmt::format("{}/{}", checkpoint, kManifestName);
   absl::StatusOr<std::string> text = ReadWholeFile(path, kMaxManifestBytes);
   if (absl::IsNotFound(text.status())) {
-    return MakeStatus(absl::StatusCode::kNotFound, v1::REASON_CHECKPOINT_NOT_FOUND, fmt::format("no checkpoint at {}: manifest.json is missing", checkpoint));
+    return MakeStatus(absl::StatusCode::kNotFound, v1::REASON_CHECKPOINT_NOT_FOUND,
+                      fmt::format("no checkpoint at {}: manifest.json is missing", checkpoint));
   }
   if (!text.ok()) return AsCheckpointStatus(text.status(), true);
   ManifestWithHash result;
@@ -162,7 +195,8 @@ absl::StatusOr<ManifestWithHash> ReadManifest(const std::string& checkpoint, con
 }
 
 Part PartOf(const CheckpointTensor& tensor) {
-  return {tensor.global_shape, tensor.shard_shape, tensor.shard_axis, tensor.shard_begin, tensor.flat_begin, tensor.tensor.size()};
+  return {tensor.global_shape, tensor.shard_shape, tensor.shard_axis,
+          tensor.shard_begin,  tensor.flat_begin,  tensor.tensor.size()};
 }
 
 std::string HashText(uint64_t hash) { return fmt::format("{:016x}", hash); }

@@ -18,9 +18,9 @@ inline constexpr int kFormatVersion = 1;
 struct ManifestShard {
   std::string file;
   Part part;
-  int64_t offset = 0;   // Of the first byte in the file.
+  int64_t offset = 0;  // Of the first byte in the file.
   int64_t bytes = 0;
-  uint64_t hash = 0;    // XXH3-64 of these bytes.
+  uint64_t hash = 0;  // XXH3-64 of these bytes.
 };
 
 struct ManifestTensor {
@@ -33,7 +33,7 @@ struct ManifestTensor {
 struct ManifestFile {
   std::string name;
   int64_t bytes = 0;
-  int64_t header_bytes = 0;   // Length prefix and JSON header of safetensors.
+  int64_t header_bytes = 0;  // Length prefix and JSON header of safetensors.
   uint64_t header_hash = 0;
 };
 
@@ -58,7 +58,7 @@ struct ManifestWithHash {
 absl::StatusOr<ManifestWithHash> ReadManifest(const std::string& checkpoint, const std::string& expected_hash);
 
 Part PartOf(const CheckpointTensor& tensor);
-std::string HashText(uint64_t hash);   // 16 hexadecimal digits.
+std::string HashText(uint64_t hash);  // 16 hexadecimal digits.
 uint64_t HashOf(std::string_view bytes);
 absl::Status CorruptCheckpoint(std::string_view message);
 // A file status as one about checkpoints: reason CHECKPOINT_IO_ERROR unless it has one; early ends and missing files are

@@ -17,9 +17,10 @@
 
 namespace mbridge {
 
-CheckpointTensor MakeCheckpointTensor(const std::string& name, const ParameterSpec& spec, const Tensor& tensor, int64_t flat_begin,
-                                      bool write_here) {
-  return {name, spec.global_shape, spec.shape, spec.shard_axis, spec.shard_axis < 0 ? 0 : spec.shard_begin, flat_begin, tensor, write_here};
+CheckpointTensor MakeCheckpointTensor(const std::string& name, const ParameterSpec& spec, const Tensor& tensor,
+                                      int64_t flat_begin, bool write_here) {
+  return {name,   spec.global_shape, spec.shape, spec.shard_axis, spec.shard_axis < 0 ? 0 : spec.shard_begin, flat_begin,
+          tensor, write_here};
 }
 
 absl::Status RemoveUnfinishedCheckpoints(const std::string& parent_directory) {
@@ -38,13 +39,14 @@ namespace {
 constexpr int64_t kSlackBytes = int64_t{1} << 20;
 constexpr int64_t kSlackBytesPerTensor = 1024;
 
-template <class T>
-bool AllFinite(const Tensor& tensor) {
+template <class T> bool AllFinite(const Tensor& tensor) {
   const T* data = tensor.as<T>();
   bool finite = true;
   for (int64_t i = 0; i < tensor.size(); ++i) {
-    if constexpr (std::is_same_v<T, double>) finite &= std::isfinite(data[i]);
-    else finite &= std::isfinite(ToFloat(data[i]));
+    if constexpr (std::is_same_v<T, double>)
+      finite &= std::isfinite(data[i]);
+    else
+      finite &= std::isfinite(ToFloat(data[i]));
   }
   return finite;
 }
@@ -86,7 +88,8 @@ absl::Status Prepare(const Paths& paths, int64_t needed_bytes) {
   MB_RETURN_IF_ERROR(MakeDirectories(paths.parent));
   MB_RETURN_IF_ERROR(RemoveUnfinishedCheckpoints(paths.parent));
   if (std::error_code error; std::filesystem::exists(paths.final, error) || error) {
-    return MakeStatus(absl::StatusCode::kAlreadyExists, v1::REASON_CHECKPOINT_IO_ERROR, fmt::format("{} exists already", paths.final));
+    return MakeStatus(absl::StatusCode::kAlreadyExists, v1::REASON_CHECKPOINT_IO_ERROR,
+                      fmt::format("{} exists already", paths.final));
   }
   MB_ASSIGN_OR_RETURN(const int64_t free_bytes, FreeDiskBytes(paths.parent));
   if (free_bytes < needed_bytes) {
@@ -115,7 +118,9 @@ absl::StatusOr<Manifest> Merge(const CheckpointMeta& meta, const std::vector<std
       }
       ManifestTensor& known = merged.tensors[it->second];
       if (known.dtype != tensor.dtype) {
-        return MakeStatus(absl::StatusCode::kInternal, v1::REASON_ENGINE_ERROR, fmt::format("tensor {} is {} on one rank and {} on another", tensor.name, NameOf(known.dtype), NameOf(tensor.dtype)));
+        return MakeStatus(
+            absl::StatusCode::kInternal, v1::REASON_ENGINE_ERROR,
+            fmt::format("tensor {} is {} on one rank and {} on another", tensor.name, NameOf(known.dtype), NameOf(tensor.dtype)));
       }
       std::move(tensor.shards.begin(), tensor.shards.end(), std::back_inserter(known.shards));
     }
@@ -139,10 +144,12 @@ absl::StatusOr<SavedCheckpoint> Commit(const Paths& paths, const CheckpointMeta&
   MB_RETURN_IF_ERROR(writer.Write(text));
   MB_RETURN_IF_ERROR(writer.SyncAndClose());
   MB_RETURN_IF_ERROR(SyncDirectory(paths.temporary));
-  if (const int injected = MB_FAILPOINT("checkpoint.before_rename"); injected != 0) return FileError(injected, "rename to", paths.final);
+  if (const int injected = MB_FAILPOINT("checkpoint.before_rename"); injected != 0)
+    return FileError(injected, "rename to", paths.final);
   MB_RETURN_IF_ERROR(RenameDurably(paths.temporary, paths.final));
   MB_FAILPOINT("checkpoint.after_rename");
-  SavedCheckpoint saved{paths.final, static_cast<int64_t>(text.size()), static_cast<int>(manifest.tensors.size()), HashText(HashOf(text))};
+  SavedCheckpoint saved{paths.final, static_cast<int64_t>(text.size()), static_cast<int>(manifest.tensors.size()),
+                        HashText(HashOf(text))};
   for (const ManifestFile& file : manifest.files) saved.bytes += file.bytes;
   return saved;
 }
@@ -184,9 +191,12 @@ absl::StatusOr<SavedCheckpoint> SaveCheckpoint(const std::string& final_path, co
   Manifest part;
   absl::Status written;
   if (!mine.empty()) {
-    absl::StatusOr<Manifest> result = WriteShardFile(paths.temporary, fmt::format("rank_{:05}.safetensors", world->rank()), meta, mine);
-    if (result.ok()) part = *std::move(result);
-    else written = AsCheckpointStatus(result.status(), false);
+    absl::StatusOr<Manifest> result =
+        WriteShardFile(paths.temporary, fmt::format("rank_{:05}.safetensors", world->rank()), meta, mine);
+    if (result.ok())
+      part = *std::move(result);
+    else
+      written = AsCheckpointStatus(result.status(), false);
   }
   if (absl::Status status = Agree(written, world); !status.ok()) return fail(status);
   MB_FAILPOINT("checkpoint.after_shards");
@@ -196,8 +206,10 @@ absl::StatusOr<SavedCheckpoint> SaveCheckpoint(const std::string& final_path, co
   absl::Status committed;
   if (first) {
     absl::StatusOr<SavedCheckpoint> result = Commit(paths, meta, parts);
-    if (result.ok()) saved = *std::move(result);
-    else committed = AsCheckpointStatus(result.status(), false);
+    if (result.ok())
+      saved = *std::move(result);
+    else
+      committed = AsCheckpointStatus(result.status(), false);
   }
   if (absl::Status status = Agree(committed, world); !status.ok()) return fail(status);
   return Share(std::move(saved), world);

@@ -27,7 +27,8 @@ std::string HeaderOf(const CheckpointMeta& meta, const std::vector<const Checkpo
     json shape = json::array();
     for (int axis = 0; axis < entry->tensor.shape.rank(); ++axis) shape.push_back(entry->tensor.shape[axis]);
     const int64_t end = offset + static_cast<int64_t>(entry->tensor.bytes());
-    header[entry->name] = {{"dtype", std::string(NameOf(entry->tensor.dtype))}, {"shape", shape}, {"data_offsets", {offset, end}}};
+    header[entry->name] = {
+        {"dtype", std::string(NameOf(entry->tensor.dtype))}, {"shape", shape}, {"data_offsets", {offset, end}}};
     offset = end;
   }
   std::string text = header.dump(-1, ' ', false, json::error_handler_t::replace);
@@ -62,13 +63,15 @@ absl::StatusOr<Manifest> WriteShardFile(const std::string& directory, const std:
   std::set<std::string> names;
   for (const CheckpointTensor* entry : tensors) {
     if (!names.insert(entry->name).second) {
-      return MakeStatus(absl::StatusCode::kInternal, v1::REASON_ENGINE_ERROR, fmt::format("tensor {} is saved twice by one rank", entry->name));
+      return MakeStatus(absl::StatusCode::kInternal, v1::REASON_ENGINE_ERROR,
+                        fmt::format("tensor {} is saved twice by one rank", entry->name));
     }
   }
   const std::string header = HeaderOf(meta, tensors);
   if (header.size() > kMaxHeaderBytes) {
-    return MakeStatus(absl::StatusCode::kInternal, v1::REASON_CHECKPOINT_IO_ERROR,
-                      fmt::format("the header of {} would have {} bytes, at most {} are readable", name, header.size(), kMaxHeaderBytes));
+    return MakeStatus(
+        absl::StatusCode::kInternal, v1::REASON_CHECKPOINT_IO_ERROR,
+        fmt::format("the header of {} would have {} bytes, at most {} are readable", name, header.size(), kMaxHeaderBytes));
   }
   MB_ASSIGN_OR_RETURN(FileWriter writer, FileWriter::Create(directory + "/" + name));
   MB_RETURN_IF_ERROR(writer.Write(header));

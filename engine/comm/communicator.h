@@ -42,7 +42,7 @@ struct GlooOptions {
   std::string group;
   int rank = 0;
   int size = 1;
-  double timeout_seconds = 600;   // dist.distributed_timeout_minutes.
+  double timeout_seconds = 600;  // dist.distributed_timeout_minutes.
 };
 
 // Connects to the peers over TCP on the loopback address, or on `MB_COMM_ADDRESS` where set. Throws COLLECTIVE_TIMEOUT.

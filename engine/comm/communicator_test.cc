@@ -53,13 +53,15 @@ void OnRanks(int size, const std::function<void(Communicator&)>& body) {
   for (std::thread& thread : threads) thread.join();
 }
 
-template <class T>
-Tensor View(std::vector<T>& data) {
+template <class T> Tensor View(std::vector<T>& data) {
   return {data.data(), kDTypeOf<T>, DeviceType::kCpu, {static_cast<int64_t>(data.size())}};
 }
 
 // Values whose float sum depends on the order.
-float Sample(int rank, int64_t i) { return std::ldexp(1.0f + static_cast<float>((i * 7919 + rank * 104729) % 4093) / 4093.0f, static_cast<int>((i + 5 * rank) % 24) - 12); }
+float Sample(int rank, int64_t i) {
+  return std::ldexp(1.0f + static_cast<float>((i * 7919 + rank * 104729) % 4093) / 4093.0f,
+                    static_cast<int>((i + 5 * rank) % 24) - 12);
+}
 
 class GlooSizes : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, GlooSizes, testing::Values(2, 3, 4));
@@ -188,8 +190,7 @@ v1::Reason AllReduceAgainst(double timeout_seconds, const std::function<void(Com
       const auto world = MakeGlooCommunicator(Options(directory, 1, 2));
       world->Barrier();
       peer(*world);
-    } catch (const std::exception&) {
-    }
+    } catch (const std::exception&) {}
     _exit(0);
   }
   const auto world = MakeGlooCommunicator(Options(directory, 0, 2, timeout_seconds));
@@ -206,13 +207,14 @@ v1::Reason AllReduceAgainst(double timeout_seconds, const std::function<void(Com
 TEST(GlooCommunicator, AKilledPeerIsLostAtOnce) {
   pid_t child = 0;
   const auto begin = std::chrono::steady_clock::now();
-  EXPECT_EQ(AllReduceAgainst(60,
-                             [](Communicator& world) {
-                               std::vector<float> data(1 << 20);
-                               for (int i = 0; i < 3; ++i) world.AllReduce(View(data), ReduceOp::kSum);
-                               raise(SIGKILL);
-                             },
-                             &child),
+  EXPECT_EQ(AllReduceAgainst(
+                60,
+                [](Communicator& world) {
+                  std::vector<float> data(1 << 20);
+                  for (int i = 0; i < 3; ++i) world.AllReduce(View(data), ReduceOp::kSum);
+                  raise(SIGKILL);
+                },
+                &child),
             v1::REASON_PEER_LOST);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
   waitpid(child, nullptr, 0);
@@ -220,7 +222,9 @@ TEST(GlooCommunicator, AKilledPeerIsLostAtOnce) {
 
 TEST(GlooCommunicator, AStoppedPeerIsATimeout) {
   pid_t child = 0;
-  EXPECT_EQ(AllReduceAgainst(1.0, [](Communicator&) { raise(SIGSTOP); }, &child), v1::REASON_COLLECTIVE_TIMEOUT);
+  EXPECT_EQ(AllReduceAgainst(
+                1.0, [](Communicator&) { raise(SIGSTOP); }, &child),
+            v1::REASON_COLLECTIVE_TIMEOUT);
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
 }

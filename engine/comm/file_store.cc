@@ -16,8 +16,7 @@
 namespace mbridge {
 
 FileStore::FileStore(std::string directory, std::string group, double timeout_seconds)
-    : directory_(std::move(directory)), group_(std::move(group)),
-      timeout_(static_cast<int64_t>(timeout_seconds * 1000)) {
+    : directory_(std::move(directory)), group_(std::move(group)), timeout_(static_cast<int64_t>(timeout_seconds * 1000)) {
   if (mkdir(directory_.c_str(), 0700) != 0 && errno != EEXIST) {
     ThrowEngineError("cannot create the rendezvous folder {}: {}", directory_, std::strerror(errno));
   }
@@ -61,8 +60,8 @@ void FileStore::wait(const std::vector<std::string>& keys, const std::chrono::mi
   for (const std::string& key : keys) {
     while (access(PathOf(key).c_str(), R_OK) != 0) {
       if (std::chrono::steady_clock::now() >= deadline) {
-        throw EngineError(v1::REASON_COLLECTIVE_TIMEOUT,
-                          fmt::format("group {}: no rank published \"{}\" in {} within {} s", group_, key, directory_, timeout.count() / 1000.0));
+        throw EngineError(v1::REASON_COLLECTIVE_TIMEOUT, fmt::format("group {}: no rank published \"{}\" in {} within {} s",
+                                                                     group_, key, directory_, timeout.count() / 1000.0));
       }
       std::this_thread::sleep_for(pause);
       pause = std::min(pause * 2, std::chrono::milliseconds(50));

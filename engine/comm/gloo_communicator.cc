@@ -26,16 +26,17 @@ template <> struct Accumulator<BFloat16> { using type = float; };
 template <class T> auto Load(T x) { return x; }
 inline float Load(BFloat16 x) { return ToFloat(x); }
 template <class T, class A> T Store(A x) {
-  if constexpr (std::is_same_v<T, BFloat16>) return ToBFloat16(x);
-  else return x;
+  if constexpr (std::is_same_v<T, BFloat16>)
+    return ToBFloat16(x);
+  else
+    return x;
 }
 
 // NaN wins, so that no rank loses sight of one.
 template <class A> A Max(A a, A b) { return b > a || b != b ? b : a; }
 
 // output[i] = op over rank of parts[rank * stride + i], in rank order. `output` may be one of the parts.
-template <class T>
-void Combine(const T* parts, int64_t stride, int ranks, int64_t count, ReduceOp op, T* output) {
+template <class T> void Combine(const T* parts, int64_t stride, int ranks, int64_t count, ReduceOp op, T* output) {
   using A = typename Accumulator<T>::type;
   if (op == ReduceOp::kSum && ranks == 2) {
 #pragma omp simd
@@ -88,8 +89,10 @@ class GlooCommunicator : public Communicator {
       for (int64_t begin = 0; begin < tensor.size(); begin += chunk) {
         const int64_t count = std::min(chunk, tensor.size() - begin);
         char* data = static_cast<char*>(tensor.data) + static_cast<size_t>(begin) * width;
-        if (static_cast<size_t>(count) * width <= kSmallBytes) ReduceSmall(data, count, tensor.dtype, op);
-        else ReduceChunk(data, count, tensor.dtype, op);
+        if (static_cast<size_t>(count) * width <= kSmallBytes)
+          ReduceSmall(data, count, tensor.dtype, op);
+        else
+          ReduceChunk(data, count, tensor.dtype, op);
       }
     });
   }
@@ -100,10 +103,16 @@ class GlooCommunicator : public Communicator {
       const int64_t count = output.size();
       const size_t part = output.bytes();
       scratch_.resize(part * static_cast<size_t>(size()));
-      Exchange(input.data, input.bytes(), scratch_.data(), scratch_.size(),
-               [&](int peer) { return Range{static_cast<size_t>(peer) * part, part}; },
-               [&](int peer) { return Range{static_cast<size_t>(peer) * part, part}; });
-      std::memcpy(scratch_.data() + static_cast<size_t>(rank()) * part, static_cast<char*>(input.data) + static_cast<size_t>(rank()) * part, part);
+      Exchange(
+          input.data, input.bytes(), scratch_.data(), scratch_.size(),
+          [&](int peer) {
+            return Range{static_cast<size_t>(peer) * part, part};
+          },
+          [&](int peer) {
+            return Range{static_cast<size_t>(peer) * part, part};
+          });
+      std::memcpy(scratch_.data() + static_cast<size_t>(rank()) * part,
+                  static_cast<char*>(input.data) + static_cast<size_t>(rank()) * part, part);
       CombineAny(output.dtype, scratch_.data(), count, size(), count, ReduceOp::kSum, output.data);
     });
   }
@@ -114,16 +123,28 @@ class GlooCommunicator : public Communicator {
       const size_t part = input.bytes();
       char* own = static_cast<char*>(output.data) + static_cast<size_t>(rank()) * part;
       if (own != input.data) std::memmove(own, input.data, part);
-      Exchange(own, part, output.data, output.bytes(), [&](int) { return Range{0, part}; },
-               [&](int peer) { return Range{static_cast<size_t>(peer) * part, part}; });
+      Exchange(
+          own, part, output.data, output.bytes(),
+          [&](int) {
+            return Range{0, part};
+          },
+          [&](int peer) {
+            return Range{static_cast<size_t>(peer) * part, part};
+          });
     });
   }
 
   void Broadcast(const Tensor& tensor, int root) override {
     Guarded("broadcast", [&] {
       const size_t bytes = tensor.bytes();
-      Exchange(tensor.data, bytes, tensor.data, bytes, [&](int) { return Range{0, rank() == root ? bytes : 0}; },
-               [&](int peer) { return Range{0, peer == root ? bytes : 0}; });
+      Exchange(
+          tensor.data, bytes, tensor.data, bytes,
+          [&](int) {
+            return Range{0, rank() == root ? bytes : 0};
+          },
+          [&](int peer) {
+            return Range{0, peer == root ? bytes : 0};
+          });
     });
   }
 
@@ -131,24 +152,34 @@ class GlooCommunicator : public Communicator {
     char sent = 1;
     Guarded("barrier", [&] {
       scratch_.resize(static_cast<size_t>(size()));
-      Exchange(&sent, 1, scratch_.data(), scratch_.size(), [](int) { return Range{0, 1}; },
-               [](int peer) { return Range{static_cast<size_t>(peer), 1}; });
+      Exchange(
+          &sent, 1, scratch_.data(), scratch_.size(),
+          [](int) {
+            return Range{0, 1};
+          },
+          [](int peer) {
+            return Range{static_cast<size_t>(peer), 1};
+          });
     });
   }
 
  private:
-  struct Range { size_t offset, bytes; };
+  struct Range {
+    size_t offset, bytes;
+  };
 
   void RequireParts(const Tensor& part, const Tensor& whole, const char* what) const {
     if (part.size() * size() != whole.size() || part.dtype != whole.dtype) {
-      ThrowEngineError("{} of {} {} over {} ranks with {} {}", what, NameOf(part.dtype), part.shape.ToString(), size(), NameOf(whole.dtype), whole.shape.ToString());
+      ThrowEngineError("{} of {} {} over {} ranks with {} {}", what, NameOf(part.dtype), part.shape.ToString(), size(),
+                       NameOf(whole.dtype), whole.shape.ToString());
     }
   }
 
   // Sends to and receives from every peer what the two functions say; empty ranges are left out. Peers are served in the order
   // rank + 1, rank + 2, …, so that no rank is everyone's first.
   template <class SendRange, class ReceiveRange>
-  void Exchange(void* send, size_t send_bytes, void* receive, size_t receive_bytes, SendRange send_range, ReceiveRange receive_range) {
+  void Exchange(void* send, size_t send_bytes, void* receive, size_t receive_bytes, SendRange send_range,
+                ReceiveRange receive_range) {
     const uint64_t slot = ++sequence_;
     auto out = context_->createUnboundBuffer(send, send_bytes);
     auto in = context_->createUnboundBuffer(receive, receive_bytes);
@@ -175,8 +206,14 @@ class GlooCommunicator : public Communicator {
   void ReduceSmall(char* data, int64_t count, DType dtype, ReduceOp op) {
     const size_t bytes = static_cast<size_t>(count) * SizeOf(dtype);
     scratch_.resize(bytes * static_cast<size_t>(size()));
-    Exchange(data, bytes, scratch_.data(), scratch_.size(), [&](int) { return Range{0, bytes}; },
-             [&](int peer) { return Range{static_cast<size_t>(peer) * bytes, bytes}; });
+    Exchange(
+        data, bytes, scratch_.data(), scratch_.size(),
+        [&](int) {
+          return Range{0, bytes};
+        },
+        [&](int peer) {
+          return Range{static_cast<size_t>(peer) * bytes, bytes};
+        });
     std::memcpy(scratch_.data() + static_cast<size_t>(rank()) * bytes, data, bytes);
     CombineAny(dtype, scratch_.data(), count, size(), count, op, data);
   }
@@ -192,17 +229,20 @@ class GlooCommunicator : public Communicator {
     const Range own = range_of(rank());
     const size_t stride = static_cast<size_t>(part) * width;
     scratch_.resize(stride * static_cast<size_t>(size()));
-    Exchange(data, static_cast<size_t>(count) * width, scratch_.data(), scratch_.size(), range_of,
-             [&](int peer) { return Range{static_cast<size_t>(peer) * stride, own.bytes}; });
+    Exchange(data, static_cast<size_t>(count) * width, scratch_.data(), scratch_.size(), range_of, [&](int peer) {
+      return Range{static_cast<size_t>(peer) * stride, own.bytes};
+    });
     std::memcpy(scratch_.data() + static_cast<size_t>(rank()) * stride, data + own.offset, own.bytes);
     CombineAny(dtype, scratch_.data(), part, size(), static_cast<int64_t>(own.bytes / width), op, data + own.offset);
-    Exchange(data, static_cast<size_t>(count) * width, data, static_cast<size_t>(count) * width, [&](int) { return own; }, range_of);
+    Exchange(
+        data, static_cast<size_t>(count) * width, data, static_cast<size_t>(count) * width, [&](int) { return own; }, range_of);
   }
 
   // Gloo's exceptions become ours. After one the connections are unusable, so every later call fails at once.
-  template <class F>
-  void Guarded(const char* what, F&& body) {
-    if (broken_) throw EngineError(v1::REASON_PEER_LOST, fmt::format("{}: the group {} is broken since an earlier error", what, options_.group));
+  template <class F> void Guarded(const char* what, F&& body) {
+    if (broken_)
+      throw EngineError(v1::REASON_PEER_LOST,
+                        fmt::format("{}: the group {} is broken since an earlier error", what, options_.group));
     try {
       body();
     } catch (const EngineError&) {

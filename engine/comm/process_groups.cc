@@ -55,11 +55,12 @@ std::string CheckParallelSizes(const ParallelSizes& s, int world_size) {
     if (value < 1) return fmt::format("{} = {}; at least 1", key, value);
   }
   if (s.data < 1 || s.world() != world_size) {
-    return fmt::format("tensor {} x context {} x pipeline {} does not divide {} ranks; ask for a multiple of {} ranks", s.tensor, s.context,
-                       s.pipeline, world_size, s.tensor * s.context * s.pipeline);
+    return fmt::format("tensor {} x context {} x pipeline {} does not divide {} ranks; ask for a multiple of {} ranks", s.tensor,
+                       s.context, s.pipeline, world_size, s.tensor * s.context * s.pipeline);
   }
   if (world_size % (s.expert_tensor * s.expert * s.pipeline) != 0) {
-    return fmt::format("expert tensor {} x expert {} x pipeline {} does not divide {} ranks", s.expert_tensor, s.expert, s.pipeline, world_size);
+    return fmt::format("expert tensor {} x expert {} x pipeline {} does not divide {} ranks", s.expert_tensor, s.expert,
+                       s.pipeline, world_size);
   }
   return "";
 }

@@ -11,10 +11,10 @@ namespace mbridge {
 struct ParallelSizes {
   int tensor = 1;
   int context = 1;
-  int data = 1;             // The quotient: world / (tensor * context * pipeline).
+  int data = 1;  // The quotient: world / (tensor * context * pipeline).
   int pipeline = 1;
   int expert = 1;
-  int expert_tensor = 1;    // model.expert_tensor_parallel_size, the tensor size unless it is set.
+  int expert_tensor = 1;  // model.expert_tensor_parallel_size, the tensor size unless it is set.
 
   int world() const { return tensor * context * data * pipeline; }
   int expert_data() const { return world() / (expert_tensor * expert * pipeline); }
@@ -28,13 +28,13 @@ enum class GroupKind : uint8_t {
   kContext,
   kData,
   kPipeline,
-  kDataContext,       // Gradients and distributed optimizer of dense parameters.
+  kDataContext,  // Gradients and distributed optimizer of dense parameters.
   kTensorContext,
-  kTensorPipeline,    // "Model parallel": gradient norm of dense parameters.
+  kTensorPipeline,  // "Model parallel": gradient norm of dense parameters.
   kTensorDataContext,
   kExpert,
   kExpertTensor,
-  kExpertData,        // Gradients and distributed optimizer of expert parameters.
+  kExpertData,                  // Gradients and distributed optimizer of expert parameters.
   kExpertTensorExpertPipeline,  // Gradient norm of expert parameters.
 };
 

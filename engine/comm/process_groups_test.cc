@@ -11,8 +11,10 @@ using Groups = std::vector<std::vector<int>>;
 // The example of Megatron-LM's parallel_state documentation: 16 ranks, TP 2, PP 4.
 TEST(ProcessGroups, TensorPipelineDataOfSixteenRanks) {
   const ParallelSizes sizes{.tensor = 2, .data = 2, .pipeline = 4, .expert_tensor = 2};
-  EXPECT_EQ(ProcessGroups(sizes, GroupKind::kTensor), (Groups{{0, 1}, {2, 3}, {4, 5}, {6, 7}, {8, 9}, {10, 11}, {12, 13}, {14, 15}}));
-  EXPECT_EQ(ProcessGroups(sizes, GroupKind::kData), (Groups{{0, 2}, {1, 3}, {4, 6}, {5, 7}, {8, 10}, {9, 11}, {12, 14}, {13, 15}}));
+  EXPECT_EQ(ProcessGroups(sizes, GroupKind::kTensor),
+            (Groups{{0, 1}, {2, 3}, {4, 5}, {6, 7}, {8, 9}, {10, 11}, {12, 13}, {14, 15}}));
+  EXPECT_EQ(ProcessGroups(sizes, GroupKind::kData),
+            (Groups{{0, 2}, {1, 3}, {4, 6}, {5, 7}, {8, 10}, {9, 11}, {12, 14}, {13, 15}}));
   EXPECT_EQ(ProcessGroups(sizes, GroupKind::kPipeline), (Groups{{0, 4, 8, 12}, {1, 5, 9, 13}, {2, 6, 10, 14}, {3, 7, 11, 15}}));
   EXPECT_EQ(ProcessGroups(sizes, GroupKind::kTensorPipeline), (Groups{{0, 1, 4, 5, 8, 9, 12, 13}, {2, 3, 6, 7, 10, 11, 14, 15}}));
 }

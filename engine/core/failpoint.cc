@@ -1,11 +1,11 @@
 #include "engine/core/failpoint.h"
 
+#include <atomic>
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <ctime>
 #include <map>
-#include <atomic>
 #include <mutex>
 #include <string>
 
@@ -40,10 +40,14 @@ bool ParseAction(std::string text, Action* action) {
   const size_t colon = text.find(':');
   const std::string verb = text.substr(0, colon);
   if (colon != std::string::npos) action->value = std::atol(text.c_str() + colon + 1);
-  if (verb == "kill") action->kind = Action::Kind::kKill;
-  else if (verb == "error") action->kind = Action::Kind::kError;
-  else if (verb == "sleep") action->kind = Action::Kind::kSleep;
-  else return false;
+  if (verb == "kill")
+    action->kind = Action::Kind::kKill;
+  else if (verb == "error")
+    action->kind = Action::Kind::kError;
+  else if (verb == "sleep")
+    action->kind = Action::Kind::kSleep;
+  else
+    return false;
   return true;
 }
 
@@ -72,7 +76,8 @@ void ReloadFailpoints() { Load(); }
 
 int Failpoint(const char* name) {
   int state = g_state.load(std::memory_order_acquire);
-  if (state == 0) [[likely]] return 0;
+  if (state == 0) [[likely]]
+    return 0;
   if (state < 0) {
     Load();
     if (g_state.load(std::memory_order_acquire) == 0) return 0;
@@ -88,11 +93,8 @@ int Failpoint(const char* name) {
     action = it->second;
   }
   switch (action.kind) {
-    case Action::Kind::kKill:
-      std::raise(SIGKILL);
-      return 0;
-    case Action::Kind::kError:
-      return static_cast<int>(action.value);
+    case Action::Kind::kKill: std::raise(SIGKILL); return 0;
+    case Action::Kind::kError: return static_cast<int>(action.value);
     case Action::Kind::kSleep: {
       const timespec wait{action.value / 1000, action.value % 1000 * 1000000};
       nanosleep(&wait, nullptr);

@@ -19,11 +19,16 @@ namespace mbridge {
 absl::Status FileError(int error_number, std::string_view verb, const std::string& path) {
   const std::string message = fmt::format("cannot {} {}: {}", verb, path, std::strerror(error_number));
   switch (error_number) {
-    case ENOSPC: case EDQUOT: case EFBIG:
-      return MakeStatus(absl::StatusCode::kResourceExhausted, v1::REASON_DISK_FULL, message);
-    case ENOENT: case ENOTDIR: return absl::NotFoundError(message);
-    case EEXIST: case ENOTEMPTY: return absl::AlreadyExistsError(message);
-    case EACCES: case EPERM: case EROFS: return absl::PermissionDeniedError(message);
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG: return MakeStatus(absl::StatusCode::kResourceExhausted, v1::REASON_DISK_FULL, message);
+    case ENOENT:
+    case ENOTDIR: return absl::NotFoundError(message);
+    case EEXIST:
+    case ENOTEMPTY: return absl::AlreadyExistsError(message);
+    case EACCES:
+    case EPERM:
+    case EROFS: return absl::PermissionDeniedError(message);
     default: return absl::UnavailableError(message);
   }
 }

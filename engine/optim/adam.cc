@@ -6,7 +6,8 @@
 
 namespace mbridge {
 
-AdamFactors MakeAdamFactors(const AdamOptions& options, int64_t step, double lr, double weight_decay, float gradient_scale, float clip) {
+AdamFactors MakeAdamFactors(const AdamOptions& options, int64_t step, double lr, double weight_decay, float gradient_scale,
+                            float clip) {
   const double t = static_cast<double>(step);
   const double correction1 = 1 - std::pow(options.beta1, t);
   const double correction2 = 1 - std::pow(options.beta2, t);
@@ -34,8 +35,10 @@ void UpdateLoop(const AdamFactors& f, int64_t count, const float* __restrict gra
   for (int64_t i = 0; i < count; ++i) {
     float p = master[i];
     float g = gradient[i] * f.gradient_scale * f.clip;
-    if constexpr (kDecayGradient) g = g + f.gradient_decay * p;
-    else p = p * f.decay_multiplier;
+    if constexpr (kDecayGradient)
+      g = g + f.gradient_decay * p;
+    else
+      p = p * f.decay_multiplier;
     // torch.lerp counts from the nearer end.
     const float m = kLerpFromEnd ? g - (g - first[i]) * first_keep : first[i] + f.first_weight * (g - first[i]);
     const float v = second[i] * f.second_keep + f.second_weight * (g * g);
@@ -51,7 +54,8 @@ void UpdateLoop(const AdamFactors& f, int64_t count, const float* __restrict gra
 }  // namespace
 
 template <class T>
-void AdamUpdate(const AdamFactors& f, int64_t count, const float* gradient, float* first, float* second, float* master, T* value) {
+void AdamUpdate(const AdamFactors& f, int64_t count, const float* gradient, float* first, float* second, float* master,
+                T* value) {
   constexpr bool kSame = sizeof(T) == sizeof(float);
   const bool decay_gradient = f.gradient_decay != 0.0f;
   const bool from_end = std::fabs(f.first_weight) >= 0.5f;

@@ -4,7 +4,8 @@
 
 namespace mbridge {
 
-LossScaler::LossScaler(const LossScalerOptions& options) : options_(options), state_{options.initial_scale, 0, options.hysteresis} {}
+LossScaler::LossScaler(const LossScalerOptions& options)
+    : options_(options), state_{options.initial_scale, 0, options.hysteresis} {}
 
 void LossScaler::Update(bool overflow) {
   if (!options_.dynamic) return;

@@ -39,8 +39,7 @@ void Multiply(float* x, int64_t count, float factor) {
   for (int64_t i = 0; i < count; ++i) x[i] *= factor;
 }
 
-template <class T>
-void Widen(const T* from, int64_t count, float* to) {
+template <class T> void Widen(const T* from, int64_t count, float* to) {
 #pragma omp parallel for simd
   for (int64_t i = 0; i < count; ++i) to[i] = ToFloat(from[i]);
 }
@@ -50,7 +49,10 @@ Tensor View1D(void* data, DType dtype, int64_t count) { return {data, dtype, Dev
 }  // namespace
 
 Optimizer::Optimizer(ParameterStore* store, const OptimizerOptions& options, Communicator* data_parallel)
-    : store_(store), options_(options), data_parallel_(data_parallel), loss_scaler_(options.loss_scaler),
+    : store_(store),
+      options_(options),
+      data_parallel_(data_parallel),
+      loss_scaler_(options.loss_scaler),
       sharded_(options.shard_over_data_parallel && data_parallel->size() > 1) {
   PlanPieces();
   const int64_t count = shard_end_ - shard_begin_;
@@ -85,7 +87,8 @@ void Optimizer::PlanPieces() {
     }
   }
   const auto piece_at = [&](int64_t offset) {
-    const auto it = std::lower_bound(pieces_.begin(), pieces_.end(), offset, [](const Piece& piece, int64_t at) { return piece.begin < at; });
+    const auto it =
+        std::lower_bound(pieces_.begin(), pieces_.end(), offset, [](const Piece& piece, int64_t at) { return piece.begin < at; });
     return static_cast<size_t>(it - pieces_.begin());
   };
   first_piece_ = piece_at(shard_begin_);
@@ -102,8 +105,10 @@ void Optimizer::TakeMastersFromValues() {
   if (masters_ == nullptr) return;
   const int64_t count = shard_end_ - shard_begin_;
   const Tensor values = store_->values().Rows(shard_begin_, count);
-  if (store_->dtype() == DType::kBF16) Widen(values.as<BFloat16>(), count, masters_);
-  else Widen(values.as<Float16>(), count, masters_);
+  if (store_->dtype() == DType::kBF16)
+    Widen(values.as<BFloat16>(), count, masters_);
+  else
+    Widen(values.as<Float16>(), count, masters_);
 }
 
 void Optimizer::ReduceGradients() {
@@ -158,8 +163,7 @@ float Optimizer::Norm(const float* data, int64_t data_origin, float scale) {
   return static_cast<float>(std::sqrt(total));
 }
 
-template <class T>
-void Optimizer::UpdateAll(const AdamFactors& decay, const AdamFactors& no_decay) {
+template <class T> void Optimizer::UpdateAll(const AdamFactors& decay, const AdamFactors& no_decay) {
   const float* gradients = store_->main_grads().as<float>();
   T* values = masters_ == nullptr ? nullptr : static_cast<T*>(store_->values().data);
 #pragma omp parallel for schedule(static)
@@ -185,13 +189,15 @@ void Optimizer::GatherValues() {
     char* own = reinterpret_cast<char*>(staging_.data() + count * ranks);
     std::memset(own, 0, static_cast<size_t>(count) * width);
     const int64_t present = std::clamp<int64_t>(shard_end_ - (shard_begin_ + offset), 0, count);
-    if (present > 0) std::memcpy(own, data + static_cast<size_t>(shard_begin_ + offset) * width, static_cast<size_t>(present) * width);
+    if (present > 0)
+      std::memcpy(own, data + static_cast<size_t>(shard_begin_ + offset) * width, static_cast<size_t>(present) * width);
     data_parallel_->AllGather(View1D(own, values.dtype, count), View1D(all, values.dtype, count * ranks));
     for (int rank = 0; rank < ranks; ++rank) {
       const int64_t begin = rank * shard_length_ + offset;
       const int64_t length = std::clamp<int64_t>(total - begin, 0, count);
       if (length <= 0) continue;
-      std::memcpy(data + static_cast<size_t>(begin) * width, all + static_cast<size_t>(rank * count) * width, static_cast<size_t>(length) * width);
+      std::memcpy(data + static_cast<size_t>(begin) * width, all + static_cast<size_t>(rank * count) * width,
+                  static_cast<size_t>(length) * width);
     }
   }
 }
@@ -242,7 +248,8 @@ float Optimizer::ParameterNorm() {
 std::string Optimizer::FindNonFiniteGradient() const {
   const float* gradients = store_->main_grads().as<float>();
   for (const Piece& piece : pieces_) {
-    if (!std::isfinite(SumOfSquares(gradients + piece.begin, piece.count, 1.0f))) return store_->parameters()[piece.parameter].spec.name;
+    if (!std::isfinite(SumOfSquares(gradients + piece.begin, piece.count, 1.0f)))
+      return store_->parameters()[piece.parameter].spec.name;
   }
   return "";
 }

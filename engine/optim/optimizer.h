@@ -20,26 +20,26 @@ namespace mbridge {
 
 struct OptimizerOptions {
   AdamOptions adam;
-  double clip_grad = 1.0;               // optimizer.clip_grad; 0 = no clipping.
+  double clip_grad = 1.0;  // optimizer.clip_grad; 0 = no clipping.
   LossScalerOptions loss_scaler;
   bool shard_over_data_parallel = false;  // ddp.use_distributed_optimizer: each rank keeps 1/dp of masters and moments.
-  bool count_zero_gradients = false;    // logger.log_num_zeros_in_grad
+  bool count_zero_gradients = false;      // logger.log_num_zeros_in_grad
 };
 
 struct StepResult {
-  bool updated = false;            // False: a gradient is infinite or NaN; parameters, moments and step count are unchanged.
-  float gradient_norm = 0;         // Of all gradients before clipping, loss scale removed.
-  int64_t zero_gradients = 0;      // Elements equal to 0; 0 unless counted.
-  float loss_scale = 1;            // The one this step used.
+  bool updated = false;        // False: a gradient is infinite or NaN; parameters, moments and step count are unchanged.
+  float gradient_norm = 0;     // Of all gradients before clipping, loss scale removed.
+  int64_t zero_gradients = 0;  // Elements equal to 0; 0 unless counted.
+  float loss_scale = 1;        // The one this step used.
 };
 
 // A tensor for the checkpoint: `tensor` holds the elements [flat_begin, flat_begin + size) of the parameter's shard.
 struct OptimizerStateTensor {
-  std::string name;                // "optimizer.state.exp_avg.<parameter>", …exp_avg_sq…, …fp32_param….
+  std::string name;  // "optimizer.state.exp_avg.<parameter>", …exp_avg_sq…, …fp32_param….
   const ParameterSpec* spec = nullptr;
-  Tensor tensor;                   // F32; the parameter's shape, or 1-D where it is a piece.
+  Tensor tensor;  // F32; the parameter's shape, or 1-D where it is a piece.
   int64_t flat_begin = 0;
-  bool write_here = true;          // False on the replicas of data-parallel rank 0.
+  bool write_here = true;  // False on the replicas of data-parallel rank 0.
 };
 
 class Optimizer {
@@ -78,7 +78,7 @@ class Optimizer {
   // shards change a bit.
   struct Piece {
     int parameter;
-    int64_t begin;   // Element offset in the buffers.
+    int64_t begin;  // Element offset in the buffers.
     int64_t count;
   };
 
@@ -97,9 +97,9 @@ class Optimizer {
   LossScaler loss_scaler_;
   int64_t step_count_ = 0;
   bool sharded_;
-  int64_t shard_length_ = 0;       // Elements a rank owns, a multiple of the block; the last shards may be short or empty.
+  int64_t shard_length_ = 0;  // Elements a rank owns, a multiple of the block; the last shards may be short or empty.
   int64_t shard_begin_ = 0, shard_end_ = 0;
-  std::vector<Piece> pieces_;      // Of the whole buffer, in order.
+  std::vector<Piece> pieces_;                // Of the whole buffer, in order.
   size_t first_piece_ = 0, last_piece_ = 0;  // This rank's: [first, last).
   std::vector<double> piece_sums_;
   std::vector<float> staging_;

@@ -17,11 +17,11 @@ namespace {
 
 // Sizes below, at and above the block of 16384 elements, a no-decay vector between.
 const std::vector<ParameterSpec>& Specs() {
-  static const auto* specs = new std::vector<ParameterSpec>{
-      {.name = "embedding.weight", .shape = {97, 300}, .global_shape = {97, 300}},
-      {.name = "norm.weight", .shape = {301}, .global_shape = {301}, .weight_decay = false},
-      {.name = "linear.weight", .shape = {128, 128}, .global_shape = {128, 128}},
-      {.name = "linear.bias", .shape = {5}, .global_shape = {5}, .weight_decay = false}};
+  static const auto* specs =
+      new std::vector<ParameterSpec>{{.name = "embedding.weight", .shape = {97, 300}, .global_shape = {97, 300}},
+                                     {.name = "norm.weight", .shape = {301}, .global_shape = {301}, .weight_decay = false},
+                                     {.name = "linear.weight", .shape = {128, 128}, .global_shape = {128, 128}},
+                                     {.name = "linear.bias", .shape = {5}, .global_shape = {5}, .weight_decay = false}};
   return *specs;
 }
 
@@ -77,7 +77,8 @@ class Reference {
   double Step(const ParameterStore& store, double lr, double weight_decay, double loss_scale = 1) {
     double squares = 0;
     for (const Parameter& parameter : store.parameters()) {
-      for (int64_t i = 0; i < parameter.main_grad.size(); ++i) squares += std::pow(parameter.main_grad.as<float>()[i] / loss_scale, 2);
+      for (int64_t i = 0; i < parameter.main_grad.size(); ++i)
+        squares += std::pow(parameter.main_grad.as<float>()[i] / loss_scale, 2);
     }
     const double norm = std::sqrt(squares);
     const double clip = options_.clip_grad > 0 ? std::min(1.0, options_.clip_grad / (norm + 1e-6)) : 1.0;
@@ -89,8 +90,10 @@ class Reference {
       for (size_t i = 0; i < masters_[p].size(); ++i) {
         double& w = masters_[p][i];
         double g = parameter.main_grad.as<float>()[i] / loss_scale * clip;
-        if (adam.decoupled_weight_decay) w -= lr * decay * w;
-        else g += decay * w;
+        if (adam.decoupled_weight_decay)
+          w -= lr * decay * w;
+        else
+          g += decay * w;
         moments1_[p][i] = adam.beta1 * moments1_[p][i] + (1 - adam.beta1) * g;
         moments2_[p][i] = adam.beta2 * moments2_[p][i] + (1 - adam.beta2) * g * g;
         const double m = moments1_[p][i] / (1 - std::pow(adam.beta1, step_));
@@ -117,7 +120,8 @@ const OptimizerStateTensor& StateOf(const std::vector<OptimizerStateTensor>& ten
   return tensors.front();
 }
 
-void ExpectFollowsReference(DType dtype, const OptimizerOptions& options, float gradient_scale, double tolerance, float loss_scale = 1) {
+void ExpectFollowsReference(DType dtype, const OptimizerOptions& options, float gradient_scale, double tolerance,
+                            float loss_scale = 1) {
   const auto self = MakeSelfCommunicator();
   const auto store = MakeStore(dtype);
   Reference reference(*store, options);
@@ -135,13 +139,15 @@ void ExpectFollowsReference(DType dtype, const OptimizerOptions& options, float 
   const std::vector<OptimizerStateTensor> state = optimizer.StateTensors();
   for (size_t p = 0; p < Specs().size(); ++p) {
     const Parameter& parameter = store->parameters()[p];
-    const Tensor master = dtype == DType::kF32 ? parameter.value : StateOf(state, "optimizer.state.fp32_param." + parameter.spec.name).tensor;
+    const Tensor master =
+        dtype == DType::kF32 ? parameter.value : StateOf(state, "optimizer.state.fp32_param." + parameter.spec.name).tensor;
     double worst = 0;
     int64_t unrounded = 0;
     for (int64_t i = 0; i < parameter.value.size(); ++i) {
       worst = std::max(worst, std::abs(master.as<float>()[i] - reference.master(p, i)));
-      const float rounded = dtype == DType::kBF16 ? ToFloat(ToBFloat16(master.as<float>()[i]))
-                            : dtype == DType::kF16 ? ToFloat(ToFloat16(master.as<float>()[i])) : master.as<float>()[i];
+      const float rounded = dtype == DType::kBF16  ? ToFloat(ToBFloat16(master.as<float>()[i]))
+                            : dtype == DType::kF16 ? ToFloat(ToFloat16(master.as<float>()[i]))
+                                                   : master.as<float>()[i];
       unrounded += ValueAt(parameter.value, i) != rounded ? 1 : 0;
     }
     EXPECT_LT(worst, tolerance) << parameter.spec.name;
@@ -224,7 +230,8 @@ TEST(Optimizer, AnOverflowSkipsTheStepAndLowersTheScale) {
   OptimizerOptions options;
   options.loss_scaler = {.dynamic = true, .initial_scale = 1024, .hysteresis = 1};
   Optimizer optimizer(store.get(), options, self.get());
-  const std::vector<char> before(static_cast<char*>(store->values().data), static_cast<char*>(store->values().data) + store->values().bytes());
+  const std::vector<char> before(static_cast<char*>(store->values().data),
+                                 static_cast<char*>(store->values().data) + store->values().bytes());
   FillGradients(*store, 0, 1.0f);
   EXPECT_EQ(optimizer.FindNonFiniteGradient(), "");
   store->parameters()[2].main_grad.as<float>()[16383] = std::numeric_limits<float>::infinity();
@@ -270,7 +277,8 @@ TEST(Optimizer, ResultsDoNotDependOnThreads) {
       FillGradients(*store, step, 1.0f);
       optimizer.Step(1e-2, 0.1);
     }
-    results.emplace_back(static_cast<char*>(store->values().data), static_cast<char*>(store->values().data) + store->values().bytes());
+    results.emplace_back(static_cast<char*>(store->values().data),
+                         static_cast<char*>(store->values().data) + store->values().bytes());
   }
   omp_set_num_threads(threads_before);
   EXPECT_EQ(results[0], results[1]);
@@ -339,7 +347,8 @@ Outcome TrainOnRanks(int ranks, bool sharded, DType dtype) {
         outcome.norms[rank].push_back(static_cast<float>(result.zero_gradients));
       }
       outcome.norms[rank].push_back(optimizer.ParameterNorm());
-      outcome.values[rank].assign(static_cast<char*>(store->values().data), static_cast<char*>(store->values().data) + store->values().bytes());
+      outcome.values[rank].assign(static_cast<char*>(store->values().data),
+                                  static_cast<char*>(store->values().data) + store->values().bytes());
       for (const OptimizerStateTensor& tensor : optimizer.StateTensors()) {
         EXPECT_EQ(tensor.write_here, sharded || rank == 0);
         std::vector<float>& elements = outcome.states[rank][tensor.name];

@@ -41,20 +41,26 @@ std::vector<ScheduleProblem> CheckSchedule(const ScheduleOptions& o) {
   require(o.max_lr >= o.min_lr, "optimizer.min_lr",
           fmt::format("{} is above optimizer.lr = {}; lower it or raise optimizer.lr", o.min_lr, o.max_lr));
   require(o.init_lr <= o.max_lr, "scheduler.lr_warmup_init", fmt::format("{} is above optimizer.lr = {}", o.init_lr, o.max_lr));
-  require(o.decay_samples > 0, "scheduler.lr_decay_iters", fmt::format("the decay lasts {} samples; at least 1 is needed", o.decay_samples));
-  require(o.warmup_samples >= 0, "scheduler.lr_warmup_iters", fmt::format("the warm-up lasts {} samples; at least 0", o.warmup_samples));
-  require(o.warmup_samples < o.decay_samples, "scheduler.lr_warmup_iters",
-          fmt::format("the warm-up of {} samples does not end before the decay, at {} samples; shorten it or raise scheduler.lr_decay_iters",
-                      o.warmup_samples, o.decay_samples));
+  require(o.decay_samples > 0, "scheduler.lr_decay_iters",
+          fmt::format("the decay lasts {} samples; at least 1 is needed", o.decay_samples));
+  require(o.warmup_samples >= 0, "scheduler.lr_warmup_iters",
+          fmt::format("the warm-up lasts {} samples; at least 0", o.warmup_samples));
+  require(
+      o.warmup_samples < o.decay_samples, "scheduler.lr_warmup_iters",
+      fmt::format(
+          "the warm-up of {} samples does not end before the decay, at {} samples; shorten it or raise scheduler.lr_decay_iters",
+          o.warmup_samples, o.decay_samples));
   if (o.lr_style == LrDecayStyle::kWsd) {
-    require(o.wsd_decay_samples > 0, "scheduler.lr_wsd_decay_iters", "the WSD schedule needs the length of its decay, at least 1 iteration");
+    require(o.wsd_decay_samples > 0, "scheduler.lr_wsd_decay_iters",
+            "the WSD schedule needs the length of its decay, at least 1 iteration");
   }
   require(o.start_weight_decay >= 0, "scheduler.start_weight_decay", fmt::format("{} is negative", o.start_weight_decay));
   require(o.end_weight_decay >= o.start_weight_decay, "scheduler.end_weight_decay",
           fmt::format("{} is below scheduler.start_weight_decay = {}", o.end_weight_decay, o.start_weight_decay));
   if (o.weight_decay_style == WeightDecayStyle::kConstant) {
     require(o.start_weight_decay == o.end_weight_decay, "scheduler.weight_decay_incr_style",
-            fmt::format("constant, but the weight decay goes from {} to {}; use linear or cosine", o.start_weight_decay, o.end_weight_decay));
+            fmt::format("constant, but the weight decay goes from {} to {}; use linear or cosine", o.start_weight_decay,
+                        o.end_weight_decay));
   } else {
     require(o.weight_decay_incr_samples > 0, "scheduler.weight_decay_incr_style", "the increase needs at least 1 sample");
   }
@@ -100,9 +106,8 @@ double LearningRate(const ScheduleOptions& o, int64_t samples) {
 double WeightDecay(const ScheduleOptions& o, int64_t samples) {
   if (samples > o.weight_decay_incr_samples || o.weight_decay_style == WeightDecayStyle::kConstant) return o.end_weight_decay;
   const double ratio = static_cast<double>(samples) / static_cast<double>(o.weight_decay_incr_samples);
-  const double coefficient = o.weight_decay_style == WeightDecayStyle::kLinear
-                                 ? ratio
-                                 : 0.5 * (std::cos(std::numbers::pi * (1 - ratio)) + 1.0);
+  const double coefficient =
+      o.weight_decay_style == WeightDecayStyle::kLinear ? ratio : 0.5 * (std::cos(std::numbers::pi * (1 - ratio)) + 1.0);
   return o.start_weight_decay + coefficient * (o.end_weight_decay - o.start_weight_decay);
 }
 

@@ -22,9 +22,9 @@ std::optional<WeightDecayStyle> ParseWeightDecayStyle(std::string_view text);
 
 // Lengths are in samples: iterations times the global batch size.
 struct ScheduleOptions {
-  double init_lr = 0;   // scheduler.lr_warmup_init
-  double max_lr = 0;    // optimizer.lr
-  double min_lr = 0;    // optimizer.min_lr
+  double init_lr = 0;  // scheduler.lr_warmup_init
+  double max_lr = 0;   // optimizer.lr
+  double min_lr = 0;   // optimizer.min_lr
   int64_t warmup_samples = 0;
   int64_t decay_samples = 0;
   LrDecayStyle lr_style = LrDecayStyle::kLinear;
@@ -37,7 +37,7 @@ struct ScheduleOptions {
 };
 
 struct ScheduleProblem {
-  std::string field;        // Name of the configuration key, "optimizer.min_lr".
+  std::string field;  // Name of the configuration key, "optimizer.min_lr".
   std::string description;
 };
 

@@ -11,8 +11,15 @@ namespace {
 
 // 10 iterations of 32 samples.
 ScheduleOptions Base(LrDecayStyle style, int64_t warmup = 0) {
-  return {.init_lr = 0, .max_lr = 3e-4, .min_lr = 3e-5, .warmup_samples = warmup, .decay_samples = 320, .lr_style = style,
-          .start_weight_decay = 0.01, .end_weight_decay = 0.01, .weight_decay_incr_samples = 320};
+  return {.init_lr = 0,
+          .max_lr = 3e-4,
+          .min_lr = 3e-5,
+          .warmup_samples = warmup,
+          .decay_samples = 320,
+          .lr_style = style,
+          .start_weight_decay = 0.01,
+          .end_weight_decay = 0.01,
+          .weight_decay_incr_samples = 320};
 }
 
 struct Point {
@@ -22,11 +29,13 @@ struct Point {
 
 void ExpectTable(const ScheduleOptions& options, const std::vector<Point>& table) {
   EXPECT_THAT(CheckSchedule(options), testing::IsEmpty());
-  for (const Point& point : table) EXPECT_NEAR(LearningRate(options, point.samples), point.lr, 1e-15 * 3e-4 + 1e-19) << point.samples;
+  for (const Point& point : table)
+    EXPECT_NEAR(LearningRate(options, point.samples), point.lr, 1e-15 * 3e-4 + 1e-19) << point.samples;
 }
 
 TEST(LearningRate, LinearWithoutWarmup) {
-  ExpectTable(Base(LrDecayStyle::kLinear), {{0, 3e-4}, {32, 2.73e-4}, {160, 1.65e-4}, {288, 5.7e-5}, {320, 3e-5}, {321, 3e-5}, {100000, 3e-5}});
+  ExpectTable(Base(LrDecayStyle::kLinear),
+              {{0, 3e-4}, {32, 2.73e-4}, {160, 1.65e-4}, {288, 5.7e-5}, {320, 3e-5}, {321, 3e-5}, {100000, 3e-5}});
 }
 
 TEST(LearningRate, WarmupIsLinearFromItsInitialValueAndIncludesItsEnd) {
@@ -60,7 +69,8 @@ TEST(LearningRate, WarmupStableDecay) {
     return options;
   };
   const double range = 2.7e-4;
-  ExpectTable(with(WsdDecayStyle::kLinear), {{16, 1.5e-4}, {33, 3e-4}, {192, 3e-4}, {224, 3e-5 + 0.75 * range}, {320, 3e-5}, {321, 3e-5}});
+  ExpectTable(with(WsdDecayStyle::kLinear),
+              {{16, 1.5e-4}, {33, 3e-4}, {192, 3e-4}, {224, 3e-5 + 0.75 * range}, {320, 3e-5}, {321, 3e-5}});
   ExpectTable(with(WsdDecayStyle::kCosine), {{192, 3e-4}, {256, 3e-5 + 0.5 * range}, {320, 3e-5}});
   ExpectTable(with(WsdDecayStyle::kExponential), {{192, 3e-4}, {256, 3e-5 + (std::sqrt(2.0) - 1) * range}, {320, 3e-5}});
   ExpectTable(with(WsdDecayStyle::kMinusSqrt), {{192, 3e-4}, {224, 3e-5 + 0.5 * range}, {320, 3e-5}});
@@ -103,7 +113,8 @@ TEST(CheckSchedule, NamesTheKey) {
   EXPECT_THAT(fields(changed([](auto& o) { o.warmup_samples = 320; })), testing::ElementsAre("scheduler.lr_warmup_iters"));
   EXPECT_THAT(fields(changed([](auto& o) { o.decay_samples = 0; })), testing::Contains("scheduler.lr_decay_iters"));
   EXPECT_THAT(fields(changed([](auto& o) { o.wsd_decay_samples = 0; })), testing::ElementsAre("scheduler.lr_wsd_decay_iters"));
-  EXPECT_THAT(fields(changed([](auto& o) { o.end_weight_decay = 0.02; })), testing::ElementsAre("scheduler.weight_decay_incr_style"));
+  EXPECT_THAT(fields(changed([](auto& o) { o.end_weight_decay = 0.02; })),
+              testing::ElementsAre("scheduler.weight_decay_incr_style"));
   EXPECT_THAT(fields(changed([](auto& o) { o.end_weight_decay = 0; })), testing::Contains("scheduler.end_weight_decay"));
 }
 
