@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 
+#include "engine/core/cuda_sincos.h"
 #include "engine/core/error.h"
 #include "engine/core/philox.h"
 
@@ -39,8 +40,10 @@ void CurandBoxMuller(uint32_t x, uint32_t y, float* first, float* second) {
   const float u = CurandUniform(x);
   const float v = std::fma(static_cast<float>(y), kAngle, kAngle / 2);
   const float radius = std::sqrt(-2.0f * static_cast<float>(std::log(static_cast<double>(u))));
-  *first = static_cast<float>(std::sin(static_cast<double>(v))) * radius;
-  *second = static_cast<float>(std::cos(static_cast<double>(v))) * radius;
+  float sine, cosine;
+  CudaFastSinCos(v, &sine, &cosine);
+  *first = sine * radius;
+  *second = cosine * radius;
 }
 
 // Elements per 16-byte vector, halved until it divides the count (ATen's get_vector_size).

@@ -23,8 +23,8 @@ struct PhiloxStream {
 // How far `offset` moves when `count` elements are drawn.
 uint64_t CudaDrawAdvance(int64_t count, int sm_count);
 
-// tensor.normal_(mean, std) in fp32 on a CUDA device; advances the stream. log, sin and cos are taken in double and rounded:
-// against the device's fast intrinsics about 2.4e-4 of the elements differ by one BF16 step once rounded to BF16.
+// tensor.normal_(mean, std) in fp32 on a CUDA device; advances the stream. Sine and cosine are the device's (cuda_sincos.h), the
+// logarithm is the double one rounded: rounded to BF16, about 2 in a million elements differ from the device's by one step.
 void CudaNormal(PhiloxStream* stream, int sm_count, float mean, float std, std::span<float> out);
 
 // Keep mask (1 kept, 0 dropped) of torch.nn.Dropout(p) on a CUDA tensor with elements of `element_bytes` (2 or 4); advances

@@ -65,9 +65,10 @@ TEST(CudaNormalTest, WordEmbeddingOfTheReferenceRun) {
   CudaNormal(&stream, kHopperSmCount, 0.0f, 0.02f, table);
   EXPECT_EQ(stream.offset, 32u);
   constexpr float kHead[] = {0.0162041169f, -0.0116707301f, 0.0324299000f, -0.0315159187f};
-  for (int i = 0; i < 4; ++i) EXPECT_NEAR(table[i], kHead[i], 4e-9f);
+  // The vectors were made with an exact sine; the device's differs by up to 4e-7 of the deviation times the radius.
+  for (int i = 0; i < 4; ++i) EXPECT_NEAR(table[i], kHead[i], 1e-8f);
   constexpr float kSecondRow[] = {-0.0293528959f, 0.00778551260f, -0.0108333966f};
-  for (int i = 0; i < 3; ++i) EXPECT_NEAR(table[270336 + i], kSecondRow[i], 4e-9f);
+  for (int i = 0; i < 3; ++i) EXPECT_NEAR(table[270336 + i], kSecondRow[i], 1e-8f);
 }
 
 TEST(CudaNormalTest, DependsOnTheSmCountAndContinuesTheStream) {
