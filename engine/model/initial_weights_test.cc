@@ -1,0 +1,127 @@
+// Initial weights against Megatron-LM's own (tests/data/mlm/README.md).
+#include <fstream>
+#include <string>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <openssl/sha.h>
+
+#include "engine/core/parameter.h"
+#include "engine/model/gpt_model.h"
+
+namespace mbridge {
+namespace {
+
+nlohmann::json ReadJson(const std::string& name) {
+  std::ifstream file(std::string(MB_SOURCE_DIR) + "/tests/data/mlm/" + name);
+  return nlohmann::json::parse(file);
+}
+
+GptConfig ReferenceConfig(int64_t layers, int64_t seq_length, int64_t vocabulary) {
+  GptConfig config;
+  config.num_layers = layers;
+  config.hidden_size = 256;
+  config.num_attention_heads = config.num_query_groups = 4;
+  config.kv_channels = 64;
+  config.ffn_hidden_size = 1024;
+  config.seq_length = config.max_position_embeddings = seq_length;
+  config.padded_vocab_size = vocabulary;
+  return config;
+}
+
+ParameterStore DrawWeights(const GptConfig& config) {
+  GptModel model(config, nullptr);
+  ParameterStore store(config.dtype, DeviceType::kCpu);
+  model.DeclareParameters(&store);
+  store.Allocate();
+  RngStreams streams(1234);
+  model.InitializeWeights(&store, &streams);
+  return store;
+}
+
+std::string Sha256(const Tensor& tensor) {
+  unsigned char digest[SHA256_DIGEST_LENGTH];
+  SHA256(static_cast<const unsigned char*>(tensor.data), tensor.bytes(), digest);
+  std::string text;
+  for (unsigned char byte : digest) text += fmt::format("{:02x}", byte);
+  return text;
+}
+
+// The BF16 value `step` places above x.
+BFloat16 Step(BFloat16 x, int step) {
+  const int order = (x.bits & 0x8000) != 0 ? 0x8000 - x.bits : x.bits;
+  const int moved = order + step;
+  return {static_cast<uint16_t>(moved < 0 ? 0x8000 - moved : moved)};
+}
+
+void ExpectShape(const Parameter& parameter, const nlohmann::json& expected) {
+  Shape shape;
+  for (int64_t dim : expected["shape"]) shape.Append(dim);
+  EXPECT_EQ(parameter.spec.shape, shape) << parameter.spec.name;
+}
+
+TEST(InitialWeightsTest, Seed1EqualsMegatronLm) {
+  const nlohmann::json oracle = ReadJson("seed1_init.json"), corrections = ReadJson("seed1_init_corrections.json")["corrections"];
+  const ParameterStore store = DrawWeights(ReferenceConfig(2, 512, 32000));
+  ASSERT_EQ(store.parameters().size(), oracle.size());
+  EXPECT_EQ(store.NumElements(), 9903104);
+  int64_t corrected = 0;
+  for (const Parameter& parameter : store.parameters()) {
+    const std::string& name = parameter.spec.name;
+    ASSERT_TRUE(oracle.contains(name)) << name;
+    ExpectShape(parameter, oracle[name]);
+    EXPECT_EQ(parameter.spec.weight_decay, parameter.spec.shape.rank() > 1);
+    if (corrections.contains(name)) {
+      const auto& places = corrections[name]["index"];
+      const auto& steps = corrections[name]["step"];
+      EXPECT_LE(static_cast<double>(places.size()), 3e-4 * static_cast<double>(parameter.value.size())) << name;
+      corrected += static_cast<int64_t>(places.size());
+      for (size_t i = 0; i < places.size(); ++i) {
+        EXPECT_EQ(std::abs(steps[i].get<int>()), 1);
+        BFloat16* value = parameter.value.as<BFloat16>() + places[i].get<int64_t>();
+        *value = Step(*value, steps[i].get<int>());
+      }
+    }
+    EXPECT_EQ(Sha256(parameter.value), oracle[name]["sha256"].get<std::string>()) << name;
+  }
+  EXPECT_LE(corrected, 20);
+  EXPECT_FALSE(corrections.contains("embedding.position_embeddings.weight"));
+}
+
+TEST(InitialWeightsTest, OtherSizesAgreeWithMegatronLm) {
+  const nlohmann::json oracle = ReadJson("seed2_dp2_init.json");
+  const ParameterStore store = DrawWeights(ReferenceConfig(4, 1024, 1024));
+  ASSERT_EQ(store.parameters().size(), oracle.size());
+  size_t equal = 0;
+  for (const Parameter& parameter : store.parameters()) {
+    const nlohmann::json& expected = oracle[parameter.spec.name];
+    ExpectShape(parameter, expected);
+    const BFloat16* values = parameter.value.as<BFloat16>();
+    const auto head = expected["head"].get<std::vector<float>>(), tail = expected["tail"].get<std::vector<float>>();
+    for (size_t i = 0; i < head.size(); ++i) EXPECT_EQ(ToFloat(values[i]), head[i]) << parameter.spec.name;
+    for (size_t i = 0; i < tail.size(); ++i) EXPECT_EQ(ToFloat(values[parameter.value.size() - tail.size() + i]), tail[i]) << parameter.spec.name;
+    equal += Sha256(parameter.value) == expected["sha256"].get<std::string>();
+  }
+  EXPECT_GE(equal, oracle.size() - 5);  // A tensor with one element beside Megatron-LM's is not equal.
+}
+
+// An fp32 model draws the same numbers and keeps them all.
+TEST(InitialWeightsTest, Fp32KeepsTheDigits) {
+  GptConfig config = ReferenceConfig(1, 16, 128);
+  const ParameterStore narrow = DrawWeights(config);
+  config.dtype = DType::kF32;
+  const ParameterStore wide = DrawWeights(config);
+  int64_t finer = 0;
+  for (size_t i = 0; i < wide.parameters().size(); ++i) {
+    const Parameter &a = narrow.parameters()[i], &b = wide.parameters()[i];
+    for (int64_t j = 0; j < a.value.size(); ++j) {
+      const float value = b.value.as<float>()[j];
+      ASSERT_EQ(ToBFloat16(value).bits, a.value.as<BFloat16>()[j].bits) << a.spec.name;
+      finer += ToFloat(ToBFloat16(value)) != value;
+    }
+  }
+  EXPECT_GT(finer, 100000);
+}
+
+}  // namespace
+}  // namespace mbridge

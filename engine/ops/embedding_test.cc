@@ -1,0 +1,96 @@
+#include "engine/ops/embedding.h"
+
+#include "engine/ops/dropout.h"
+#include "engine/ops/test_support.h"
+
+namespace mbridge {
+namespace {
+
+using test::Kind;
+using test::Owned;
+using test::Values;
+
+constexpr int64_t kBatch = 3, kSeq = 23, kWidth = 70, kVocabulary = 12, kPlaces = 23;
+
+Values Ids(uint32_t seed, int64_t end) {
+  std::mt19937 engine(seed);
+  Values ids(kBatch * kSeq);
+  for (double& id : ids) id = static_cast<double>(engine() % end);
+  return ids;
+}
+
+TEST(EmbeddingTest, ForwardIsSequenceFirst) {
+  for (const Kind& kind : test::kKinds) {
+    for (bool dropout : {false, true}) {
+      const Values words = test::RandomValues(kVocabulary * kWidth, 1, 1.0, kind.precision), places = test::RandomValues(kPlaces * kWidth, 2, 1.0, kind.precision);
+      const Values tokens = Ids(3, kVocabulary), positions = Ids(4, kPlaces);
+      Values mask = test::RandomValues(kSeq * kBatch * kWidth, 5);
+      for (double& m : mask) m = m > -0.5 ? 1 : 0;
+      const Owned y(kind.storage, {kSeq, kBatch, kWidth}), keep(DType::kU8, {kSeq, kBatch, kWidth}, mask);
+      EmbeddingForward({}, Owned(DType::kI32, {kBatch, kSeq}, tokens), Owned(DType::kI32, {kBatch, kSeq}, positions),
+                       Owned(kind.storage, {kVocabulary, kWidth}, words), Owned(kind.storage, {kPlaces, kWidth}, places),
+                       dropout ? keep.tensor() : Tensor(), 0.25, kind.precision, y);
+      for (int64_t s = 0; s < kSeq; ++s) {
+        for (int64_t b = 0; b < kBatch; ++b) {
+          for (int64_t j = 0; j < kWidth; ++j) {
+            const int64_t at = (s * kBatch + b) * kWidth + j, id = b * kSeq + s;
+            double v = test::RoundTo(kind.precision, words[tokens[id] * kWidth + j] + places[positions[id] * kWidth + j]);
+            if (dropout) v = test::RoundTo(kind.precision, static_cast<float>(v * mask[at]) * DropoutScale(DropoutKind::kEager, 0.25));
+            ASSERT_EQ(y[at], v);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(EmbeddingTest, WithoutPositionTable) {
+  const Values words = test::RandomValues(kVocabulary * kWidth, 1), tokens = Ids(3, kVocabulary);
+  const Owned y(DType::kF32, {kSeq, kBatch, kWidth});
+  EmbeddingForward({}, Owned(DType::kI32, {kBatch, kSeq}, tokens), {}, Owned(DType::kF32, {kVocabulary, kWidth}, words), {}, {}, 0.0,
+                   DType::kBF16, y);
+  EXPECT_EQ(y[(4 * kBatch + 2) * kWidth + 7], words[tokens[2 * kSeq + 4] * kWidth + 7]);
+}
+
+// Chunks of 32 ids in [b, s] order, rounded after each chunk.
+Values Gathered(const Values& ids, const Values& dy, DType precision) {
+  Values sum(kVocabulary * kWidth);
+  for (int64_t first = 0; first < kBatch * kSeq; first += 32) {
+    Values chunk(kVocabulary * kWidth);
+    std::vector<bool> seen(kVocabulary);
+    for (int64_t i = first; i < std::min(first + 32, kBatch * kSeq); ++i) {
+      const int64_t b = i / kSeq, s = i % kSeq, id = static_cast<int64_t>(ids[i]);
+      seen[id] = true;
+      for (int64_t j = 0; j < kWidth; ++j) chunk[id * kWidth + j] += dy[(s * kBatch + b) * kWidth + j];
+    }
+    for (int64_t i = 0; i < kVocabulary * kWidth; ++i) {
+      if (seen[i / kWidth]) sum[i] = test::RoundTo(precision, sum[i] + chunk[i]);
+    }
+  }
+  return sum;
+}
+
+TEST(EmbeddingTest, BackwardIntoMainAndTiedGradients) {
+  for (const Kind& kind : test::kKinds) {
+    Values ids = Ids(6, kVocabulary - 2);  // The last two rows are never touched.
+    const Values dy = test::RandomValues(kSeq * kBatch * kWidth, 7, 1.0, kind.precision);
+    const Values before = test::RandomValues(kVocabulary * kWidth, 8, 1.0, DType::kF32);
+    const Values gathered = Gathered(ids, dy, kind.precision);
+    for (EmbeddingSum sum : {EmbeddingSum::kMainGradient, EmbeddingSum::kTiedGradient}) {
+      const Owned grad(DType::kF32, {kVocabulary, kWidth}, before), touched(DType::kI32, {kVocabulary}, Values(kVocabulary, -1));
+      const Owned scratch(DType::kF32, {kBatch * kSeq, kWidth});
+      EmbeddingBackward({}, Owned(DType::kI32, {kBatch, kSeq}, ids), Owned(kind.storage, {kSeq, kBatch, kWidth}, dy), kind.precision, sum,
+                        grad, touched, scratch);
+      Values expected = before;
+      for (int64_t i = 0; i < (kVocabulary - 2) * kWidth; ++i) {
+        expected[i] = sum == EmbeddingSum::kMainGradient ? static_cast<float>(before[i] + gathered[i])
+                                                         : test::RoundTo(kind.precision, test::RoundTo(kind.precision, before[i]) + gathered[i]);
+      }
+      test::ExpectNear(grad.ToValues(), expected, kind.epsilon(), 4e-6);
+      EXPECT_EQ(touched.ToValues(), Values(kVocabulary, -1));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace mbridge
