@@ -10,7 +10,7 @@
 namespace mbridge::recipes {
 
 struct Assignment {
-  std::string key;     // Dotted path as written.
+  std::string key;  // Dotted path as written.
   Value value;
   std::string source;  // "llama3_8b_pretrain_config.yaml:12", "override 3".
 };
@@ -20,10 +20,10 @@ struct ConfigFile {
   std::string name;
   std::vector<std::string> aliases;
   std::string description;
-  std::string base;                  // Recipe to start from; empty = schema defaults.
-  std::string not_trainable;         // Why the recipe can't be trained yet; empty = it can.
-  bool is_abstract = false;          // A base that is no recipe by itself.
-  bool nested_model_keys = false;    // Overrides may say model.transformer.X for model.X.
+  std::string base;                // Recipe to start from; empty = schema defaults.
+  std::string not_trainable;       // Why the recipe can't be trained yet; empty = it can.
+  bool is_abstract = false;        // A base that is no recipe by itself.
+  bool nested_model_keys = false;  // Overrides may say model.transformer.X for model.X.
   std::vector<Assignment> assignments;
 };
 

@@ -19,8 +19,7 @@ class Reader {
   }
 
  private:
-  template <typename Visit>
-  absl::Status ReadEntries(const YAML::Node& map, const Visit& visit) {
+  template <typename Visit> absl::Status ReadEntries(const YAML::Node& map, const Visit& visit) {
     std::set<std::string> seen;
     for (const auto& entry : map) {
       if (!entry.first.IsScalar()) return Wrong(entry.first, "a key must be a plain word");
@@ -56,7 +55,8 @@ class Reader {
       out_->assignments.push_back({path, *std::move(value), file_ + ":" + std::to_string(line_)});
       return absl::OkStatus();
     }
-    return ReadEntries(node, [&](const std::string& name, const YAML::Node& child) { return ReadGroup(path + "." + name, child); });
+    return ReadEntries(node,
+                       [&](const std::string& name, const YAML::Node& child) { return ReadGroup(path + "." + name, child); });
   }
 
   absl::StatusOr<Value> ToValue(const YAML::Node& node, int depth) {
@@ -98,7 +98,8 @@ class Reader {
   }
 
   absl::Status Wrong(const YAML::Node& node, const std::string& what) const {
-    return absl::InvalidArgumentError(file_ + ":" + std::to_string(node.Mark().line + 1) + ":" + std::to_string(node.Mark().column + 1) + ": " + what);
+    return absl::InvalidArgumentError(file_ + ":" + std::to_string(node.Mark().line + 1) + ":" +
+                                      std::to_string(node.Mark().column + 1) + ": " + what);
   }
 
   std::string file_;
@@ -114,7 +115,8 @@ absl::StatusOr<ConfigFile> ParseConfigFile(const std::string& file, const std::s
     const YAML::Node root = YAML::Load(yaml);
     if (absl::Status status = Reader(file, &result).Read(root); !status.ok()) return status;
   } catch (const YAML::Exception& error) {
-    return absl::InvalidArgumentError(file + ":" + std::to_string(error.mark.line + 1) + ":" + std::to_string(error.mark.column + 1) + ": " + error.msg);
+    return absl::InvalidArgumentError(file + ":" + std::to_string(error.mark.line + 1) + ":" +
+                                      std::to_string(error.mark.column + 1) + ": " + error.msg);
   }
   return result;
 }

@@ -42,7 +42,8 @@ std::vector<std::string> GroupsInOrder() {
 std::string FlagTableMarkdown() {
   std::map<std::string, std::string> tables;
   for (const FlagRow& row : FlagRows()) {
-    tables[row.group] += "| " + Code(row.flag) + " | " + (row.keys.empty() ? "–" : Codes(row.keys)) + " | " + Cell(row.note) + " |\n";
+    tables[row.group] +=
+        "| " + Code(row.flag) + " | " + (row.keys.empty() ? "–" : Codes(row.keys)) + " | " + Cell(row.note) + " |\n";
   }
   std::string text;
   std::vector<std::string> groups = GroupsInOrder();
@@ -59,12 +60,13 @@ std::string KeyTableMarkdown() {
   for (const Key& key : Schema::Get().keys()) {
     if (!key.Works()) continue;
     if (key.group != open_group) {
-      text += (text.empty() ? "" : "\n") + ("#### " + key.group) + "\n\n| Key | Type | Allowed | Default | Meaning |\n|---|---|---|---|---|\n";
+      text += (text.empty() ? "" : "\n") + ("#### " + key.group) +
+              "\n\n| Key | Type | Allowed | Default | Meaning |\n|---|---|---|---|---|\n";
       open_group = key.group;
     }
     const Value value = key.Default();
-    text += "| " + Code(key.name) + " | " + key.TypeName() + " | " + Cell(key.RangeText()) + " | " + (value.is_null() ? "" : Code(FormatValue(value))) + " | " +
-            Cell(key.Help()) + " |\n";
+    text += "| " + Code(key.name) + " | " + key.TypeName() + " | " + Cell(key.RangeText()) + " | " +
+            (value.is_null() ? "" : Code(FormatValue(value))) + " | " + Cell(key.Help()) + " |\n";
   }
   return text;
 }

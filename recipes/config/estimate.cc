@@ -25,7 +25,9 @@ LayerKinds CountLayers(const v1::ModelConfig& model) {
 }
 
 int64_t GateFactor(const v1::ModelConfig& model) { return model.gated_linear_unit() ? 3 : 2; }
-int64_t MoeWidth(const v1::ModelConfig& model) { return model.has_moe_ffn_hidden_size() ? model.moe_ffn_hidden_size() : model.ffn_hidden_size(); }
+int64_t MoeWidth(const v1::ModelConfig& model) {
+  return model.has_moe_ffn_hidden_size() ? model.moe_ffn_hidden_size() : model.ffn_hidden_size();
+}
 int64_t TopK(const v1::ModelConfig& model) { return model.has_moe_router_topk() ? model.moe_router_topk() : 2; }
 
 // Weights of the matrix products of attention.
@@ -34,7 +36,8 @@ int64_t AttentionWeights(const v1::ModelConfig& m) {
   if (m.multi_latent_attention()) {
     const int64_t query = m.qk_head_dim() + m.qk_pos_emb_head_dim();
     const int64_t q = m.has_q_lora_rank() ? m.q_lora_rank() * (h + heads * query + 1) : h * heads * query;
-    return q + m.kv_lora_rank() * (h + heads * (m.qk_head_dim() + m.v_head_dim()) + 1) + h * m.qk_pos_emb_head_dim() + heads * m.v_head_dim() * h;
+    return q + m.kv_lora_rank() * (h + heads * (m.qk_head_dim() + m.v_head_dim()) + 1) + h * m.qk_pos_emb_head_dim() +
+           heads * m.v_head_dim() * h;
   }
   const int64_t q = m.kv_channels() * heads, kv = m.kv_channels() * m.num_query_groups();
   return h * (q + 2 * kv) + q * h;
@@ -43,7 +46,8 @@ int64_t AttentionWeights(const v1::ModelConfig& m) {
 // Multiply-adds of the two products of core attention for one token, causal.
 int64_t CoreAttention(const v1::ModelConfig& m) {
   const int64_t s = m.seq_length(), heads = m.num_attention_heads();
-  if (m.multi_latent_attention()) return s * heads * (m.qk_head_dim() + m.qk_pos_emb_head_dim()) / 2 + s * heads * m.v_head_dim() / 2;
+  if (m.multi_latent_attention())
+    return s * heads * (m.qk_head_dim() + m.qk_pos_emb_head_dim()) / 2 + s * heads * m.v_head_dim() / 2;
   return m.kv_channels() * heads * s;
 }
 
@@ -75,7 +79,8 @@ int64_t ParametersOfRank(const v1::ModelConfig& m) {
   const LayerKinds kinds = CountLayers(m);
   const int64_t experts = kinds.moe * m.num_moe_experts() * MlpWeights(m, MoeWidth(m));
   const int64_t layers = CountParameters(m) - EmbeddingWeights(m) - experts - NormWeights(m);
-  return layers / (tp * pp) + experts / (ways(m.expert_model_parallel_size()) * ways(m.expert_tensor_parallel_size()) * pp) + EmbeddingWeights(m) / tp + NormWeights(m);
+  return layers / (tp * pp) + experts / (ways(m.expert_model_parallel_size()) * ways(m.expert_tensor_parallel_size()) * pp) +
+         EmbeddingWeights(m) / tp + NormWeights(m);
 }
 
 int64_t BytesOfType(const v1::ModelConfig& m) { return m.bf16() || m.fp16() ? 2 : 4; }
@@ -84,9 +89,11 @@ int64_t ActivationBytes(const v1::ConfigContainer& config) {
   const v1::ModelConfig& m = config.model();
   const auto ways = [](int64_t n) { return std::max<int64_t>(1, n); };
   const int64_t tokens = m.seq_length() * config.train().micro_batch_size() / ways(m.context_parallel_size());
-  const int64_t h = m.hidden_size(), e = BytesOfType(m), q = m.kv_channels() * m.num_attention_heads(), kv = m.kv_channels() * m.num_query_groups();
+  const int64_t h = m.hidden_size(), e = BytesOfType(m), q = m.kv_channels() * m.num_attention_heads(),
+                kv = m.kv_channels() * m.num_query_groups();
   const int64_t width = m.num_moe_experts() > 0 ? MoeWidth(m) * TopK(m) : m.ffn_hidden_size();
-  const int64_t attention = e * (2 * h + 2 * q + 2 * kv) + m.num_attention_heads() * m.seq_length() * (e + (m.attention_dropout() > 0 ? 1 : 0));
+  const int64_t attention =
+      e * (2 * h + 2 * q + 2 * kv) + m.num_attention_heads() * m.seq_length() * (e + (m.attention_dropout() > 0 ? 1 : 0));
   const int64_t mlp = e * (2 * h + width * GateFactor(m));
   const int64_t masks = m.hidden_dropout() > 0 ? 2 * h : 0;
   const int64_t layers = m.num_layers() / ways(m.pipeline_model_parallel_size());
@@ -108,7 +115,8 @@ int64_t CountParameters(const v1::ModelConfig& m) {
 int64_t FlopsPerToken(const v1::ModelConfig& m) {
   const LayerKinds kinds = CountLayers(m);
   const int64_t h = m.hidden_size(), layers = m.num_layers();
-  const int64_t widths = m.ffn_hidden_size() * kinds.dense + MoeWidth(m) * TopK(m) * kinds.moe + m.moe_shared_expert_intermediate_size() * kinds.moe;
+  const int64_t widths =
+      m.ffn_hidden_size() * kinds.dense + MoeWidth(m) * TopK(m) * kinds.moe + m.moe_shared_expert_intermediate_size() * kinds.moe;
   return 6 * (layers * (AttentionWeights(m) + CoreAttention(m)) + h * GateFactor(m) * widths + h * m.vocab_size());
 }
 
@@ -121,7 +129,8 @@ v1::MemoryEstimate EstimateMemory(const v1::ConfigContainer& config, int data_pa
   estimate.set_parameters(CountParameters(m));
   estimate.set_weight_bytes(parameters * type);
   estimate.set_gradient_bytes(parameters * 4);
-  estimate.set_optimizer_bytes(parameters * optimizer_bytes / (config.ddp().use_distributed_optimizer() ? std::max(1, data_parallel) : 1));
+  estimate.set_optimizer_bytes(parameters * optimizer_bytes /
+                               (config.ddp().use_distributed_optimizer() ? std::max(1, data_parallel) : 1));
   estimate.set_activation_bytes(ActivationBytes(config));
   estimate.set_workspace_bytes(m.seq_length() * config.train().micro_batch_size() * m.vocab_size() * (type + 4) / tp);
   estimate.set_checkpoint_bytes(CountParameters(m) * (type + (config.checkpoint().save_optim() ? optimizer_bytes : 0)));

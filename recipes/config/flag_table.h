@@ -22,9 +22,9 @@ struct MegatronFlag {
   std::string name;
   Kind kind = Kind::kKey;
   Arity arity = Arity::kOne;
-  const Key* key = nullptr;                               // kKey.
+  const Key* key = nullptr;                                // kKey.
   std::vector<std::pair<std::string, std::string>> fixed;  // kFixed: key and value.
-  std::string keys;                                       // kSpecial: the keys, for the manual.
+  std::string keys;                                        // kSpecial: the keys, for the manual.
   std::string note;
 };
 

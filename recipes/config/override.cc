@@ -4,7 +4,9 @@ namespace mbridge::recipes {
 
 absl::StatusOr<Assignment> ParseOverride(const std::string& text) {
   const std::string shown = text.size() > 200 ? text.substr(0, 200) + "..." : text;
-  const auto wrong = [&shown](const std::string& what) { return absl::InvalidArgumentError("override '" + shown + "': " + what); };
+  const auto wrong = [&shown](const std::string& what) {
+    return absl::InvalidArgumentError("override '" + shown + "': " + what);
+  };
   if (text.find_first_not_of(" \t\r\n") == std::string::npos) return wrong("is empty; write key.path=value");
   if (text[0] == '~') return wrong("keys can't be deleted; write " + text.substr(1, text.find('=') - 1) + "=null to unset a key");
   if (text.rfind("--", 0) == 0) {

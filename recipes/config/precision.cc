@@ -76,26 +76,30 @@ void ApplyPreset(ConfigState* state) {
       state->Change(key, entry.value, "mixed_precision=" + name);
       continue;
     }
-    const bool is_type = std::string(entry.key) == "fp16" || std::string(entry.key) == "bf16" || std::string(entry.key) == "fp32" ||
-                         std::string(entry.key) == "params_dtype";
+    const bool is_type = std::string(entry.key) == "fp16" || std::string(entry.key) == "bf16" ||
+                         std::string(entry.key) == "fp32" || std::string(entry.key) == "params_dtype";
     if (is_type && state->Get(key) != entry.value) {
-      state->Fail(key, "is " + state->Text(key) + " but mixed_precision=" + name + " makes it " + FormatValue(entry.value) + "; leave it out, or choose another preset");
+      state->Fail(key, "is " + state->Text(key) + " but mixed_precision=" + name + " makes it " + FormatValue(entry.value) +
+                           "; leave it out, or choose another preset");
     }
   }
   if (name == "fp16_mixed") {
-    state->warnings.push_back("mixed_precision=fp16_mixed: gradients are reduced in fp32 here; Megatron-Bridge reduces them in fp16");
+    state->warnings.push_back(
+        "mixed_precision=fp16_mixed: gradients are reduced in fp32 here; Megatron-Bridge reduces them in fp16");
   }
 }
 
 // The type of mixed_precision becomes that of model and optimizer. A value of theirs that the user set wins or contradicts.
 void SpreadType(const std::string& type, const std::string& source, ConfigState* state) {
-  const std::pair<const char*, Value> wanted[] = {{"fp16", Value::Bool(type == "fp16")}, {"bf16", Value::Bool(type == "bf16")}, {"params_dtype", Value::String(type)}};
+  const std::pair<const char*, Value> wanted[] = {
+      {"fp16", Value::Bool(type == "fp16")}, {"bf16", Value::Bool(type == "bf16")}, {"params_dtype", Value::String(type)}};
   for (const char* group : {"model.", "optimizer."}) {
     for (const auto& [name, value] : wanted) {
       const std::string key = group + std::string(name);
       if (state->Get(key) == value) continue;
       if (state->SetByUser(key)) {
-        state->Fail(key, "is " + state->Text(key) + " but " + source + " makes it " + FormatValue(value) + "; choose the precision with mixed_precision=bf16_mixed, fp16_mixed or fp32");
+        state->Fail(key, "is " + state->Text(key) + " but " + source + " makes it " + FormatValue(value) +
+                             "; choose the precision with mixed_precision=bf16_mixed, fp16_mixed or fp32");
       } else {
         state->Change(key, value, source);
       }
@@ -119,7 +123,8 @@ void DerivePrecision(ConfigState* state) {
     // Without mixed_precision the flags of the model decide, as in Megatron-Bridge.
     state->Unify("model.bf16", "optimizer.bf16", "model.bf16 and optimizer.bf16 are one switch");
     state->Unify("model.fp16", "optimizer.fp16", "model.fp16 and optimizer.fp16 are one switch");
-    if (config.model().bf16() && config.model().fp16()) return state->Fail("model.fp16", "and model.bf16 are both true; choose one");
+    if (config.model().bf16() && config.model().fp16())
+      return state->Fail("model.fp16", "and model.bf16 are both true; choose one");
     if (config.model().bf16() || config.model().fp16()) {
       type = config.model().bf16() ? "bf16" : "fp16";
       source = "model." + type;
@@ -127,7 +132,8 @@ void DerivePrecision(ConfigState* state) {
   }
   SpreadType(type, source, state);
   for (const char* name : {"loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"}) {
-    state->Unify(std::string("optimizer.") + name, std::string("mixed_precision.") + name, std::string("optimizer.") + name + " and mixed_precision." + name + " mean the same");
+    state->Unify(std::string("optimizer.") + name, std::string("mixed_precision.") + name,
+                 std::string("optimizer.") + name + " and mixed_precision." + name + " mean the same");
   }
   if (!state->SetByUser("ddp.grad_reduce_in_fp32")) {
     state->Change("ddp.grad_reduce_in_fp32", Value::Bool(config.mixed_precision().grad_reduce_in_fp32()), source);

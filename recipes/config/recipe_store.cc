@@ -49,7 +49,8 @@ absl::StatusOr<const ConfigFile*> FindRecipeFile(const std::string& name_or_alia
     if (file.is_abstract) continue;
     names.push_back(file.name);
     names.insert(names.end(), file.aliases.begin(), file.aliases.end());
-    if (file.name == name_or_alias || std::find(file.aliases.begin(), file.aliases.end(), name_or_alias) != file.aliases.end()) return &file;
+    if (file.name == name_or_alias || std::find(file.aliases.begin(), file.aliases.end(), name_or_alias) != file.aliases.end())
+      return &file;
   }
   const std::string near = NearestWord(name_or_alias, names);
   return MakeStatus(absl::StatusCode::kNotFound, v1::REASON_UNKNOWN_RECIPE,
@@ -60,7 +61,8 @@ absl::StatusOr<const ConfigFile*> FindRecipeFile(const std::string& name_or_alia
 absl::StatusOr<std::vector<const ConfigFile*>> RecipeChain(const ConfigFile& recipe) {
   std::vector<const ConfigFile*> chain;
   for (const ConfigFile* file = &recipe; file != nullptr;) {
-    if (std::find(chain.begin(), chain.end(), file) != chain.end()) return absl::InternalError("the bases of " + recipe.name + " form a ring");
+    if (std::find(chain.begin(), chain.end(), file) != chain.end())
+      return absl::InternalError("the bases of " + recipe.name + " form a ring");
     chain.push_back(file);
     if (file->base.empty()) break;
     const std::string base = file->base;

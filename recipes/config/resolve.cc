@@ -59,7 +59,8 @@ class Assigner {
   void AssignKnown(const std::string& key, const Assignment& assignment) {
     auto [first, is_new] = seen_.emplace(key, assignment.value);
     if (!is_new && !(first->second == assignment.value)) {
-      state_->Fail(key, "is set twice, to " + FormatValue(first->second) + " and to " + FormatValue(assignment.value) + "; keep one of them");
+      state_->Fail(key, "is set twice, to " + FormatValue(first->second) + " and to " + FormatValue(assignment.value) +
+                            "; keep one of them");
       return;
     }
     const Key& known = *Schema::Get().Find(key);
@@ -72,7 +73,8 @@ class Assigner {
 
   // mixed_precision=NAME, a map of keys, or null for a group that may be absent.
   void AssignGroup(const std::string& group, const Assignment& assignment) {
-    static const std::set<std::string> optional_groups = {"mixed_precision", "peft", "comm_overlap", "ft", "straggler", "nvrx_straggler", "tensor_inspect", "inprocess_restart"};
+    static const std::set<std::string> optional_groups = {
+        "mixed_precision", "peft", "comm_overlap", "ft", "straggler", "nvrx_straggler", "tensor_inspect", "inprocess_restart"};
     const Value& value = assignment.value;
     if (value.kind == Value::Kind::kMap) {
       for (const auto& [name, item] : value.map) Assign({group + "." + name, item, assignment.source});
@@ -85,7 +87,8 @@ class Assigner {
     } else if (group == "peft" && value.kind == Value::Kind::kString) {
       AssignKnown("peft.scheme", {"peft.scheme", value, assignment.source});
     } else {
-      state_->Fail(group, "is a group of keys and can't be " + FormatValue(value) + "; set " + group + ".KEY, `mbctl recipe keys " + group + ".` lists them");
+      state_->Fail(group, "is a group of keys and can't be " + FormatValue(value) + "; set " + group +
+                              ".KEY, `mbctl recipe keys " + group + ".` lists them");
     }
   }
 
@@ -101,7 +104,8 @@ class Assigner {
     state_->reason = v1::REASON_UNKNOWN_KEY;
     std::string text = "does not exist" + Where(assignment);
     const std::vector<std::string> near = Schema::Get().Nearest(key);
-    for (size_t i = 0; i < near.size(); ++i) text += (i == 0 ? "; did you mean " : i + 1 == near.size() ? " or " : ", ") + near[i];
+    for (size_t i = 0; i < near.size(); ++i)
+      text += (i == 0 ? "; did you mean " : i + 1 == near.size() ? " or " : ", ") + near[i];
     if (!near.empty()) text += "?";
     if (key.rfind("model.transformer.", 0) == 0) text += "; this recipe has flat model keys: write model." + key.substr(18);
     state_->Fail(assignment.key, text + " `mbctl recipe keys PATTERN` lists the keys");
@@ -112,7 +116,9 @@ class Assigner {
     state_->Fail(key.path, "has no effect here" + Where(assignment) + ". " + key.info->instead());
   }
 
-  std::string Where(const Assignment& assignment) const { return origin_ == v1::ORIGIN_OVERRIDE ? "" : " (" + assignment.source + ")"; }
+  std::string Where(const Assignment& assignment) const {
+    return origin_ == v1::ORIGIN_OVERRIDE ? "" : " (" + assignment.source + ")";
+  }
 
   bool nested_model_keys_;
   ConfigState* state_;
@@ -137,7 +143,8 @@ void AssignOverrides(const ResolveRequest& request, Assigner* assigner, ConfigSt
 absl::Status Unsupported(const std::string& recipe, const std::string& why, const std::vector<FieldViolation>& keys) {
   constexpr size_t kShown = 5;
   std::string text = recipe.empty() ? "" : "recipe " + recipe + " can't be trained yet: " + why;
-  for (size_t i = 0; i < std::min(kShown, keys.size()); ++i) text += (text.empty() ? "" : "\n") + keys[i].field + " " + keys[i].description;
+  for (size_t i = 0; i < std::min(kShown, keys.size()); ++i)
+    text += (text.empty() ? "" : "\n") + keys[i].field + " " + keys[i].description;
   if (keys.size() > kShown) text += "\nand " + std::to_string(keys.size() - kShown) + " more keys";
   return MakeStatus(absl::StatusCode::kUnimplemented, v1::REASON_UNSUPPORTED_MODEL, text);
 }
@@ -175,7 +182,8 @@ void DeriveAndValidate(const ResolveRequest& request, const std::string& recipe,
 
 absl::StatusOr<v1::ResolvedConfig> Resolve(const ResolveRequest& request) {
   if (request.overrides.size() > kMaxOverrides) {
-    return InvalidFields(v1::REASON_INVALID_CONFIG, {{"overrides", "are " + std::to_string(request.overrides.size()) + "; allowed: at most " + std::to_string(kMaxOverrides)}});
+    return InvalidFields(v1::REASON_INVALID_CONFIG, {{"overrides", "are " + std::to_string(request.overrides.size()) +
+                                                                       "; allowed: at most " + std::to_string(kMaxOverrides)}});
   }
   ConfigFile file;
   if (!request.config_yaml.empty()) {
@@ -185,7 +193,8 @@ absl::StatusOr<v1::ResolvedConfig> Resolve(const ResolveRequest& request) {
   }
   const std::string recipe_name = request.recipe.empty() ? file.base : request.recipe;
   if (recipe_name.empty() && request.config_yaml.empty()) {
-    return MakeStatus(absl::StatusCode::kInvalidArgument, v1::REASON_UNKNOWN_RECIPE, "no recipe given; `mbctl recipe ls` lists the recipes");
+    return MakeStatus(absl::StatusCode::kInvalidArgument, v1::REASON_UNKNOWN_RECIPE,
+                      "no recipe given; `mbctl recipe ls` lists the recipes");
   }
   std::vector<const ConfigFile*> chain;
   if (!recipe_name.empty()) {
@@ -208,7 +217,8 @@ absl::StatusOr<v1::ResolvedConfig> Resolve(const ResolveRequest& request) {
 
   Layout layout;
   DeriveAndValidate(request, recipe_name, &state, &layout);
-  const std::vector<FieldViolation> unsupported = request.require_trainable ? UnsupportedKeys(state) : std::vector<FieldViolation>{};
+  const std::vector<FieldViolation> unsupported =
+      request.require_trainable ? UnsupportedKeys(state) : std::vector<FieldViolation>{};
   const bool recipe_waits = request.require_trainable && !chain.empty() && !chain.back()->not_trainable.empty();
   if (!state.violations.empty()) {
     if (!recipe_waits) state.violations.insert(state.violations.end(), unsupported.begin(), unsupported.end());

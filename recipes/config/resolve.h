@@ -14,10 +14,10 @@
 namespace mbridge::recipes {
 
 struct ResolveRequest {
-  std::string recipe;                    // Name or alias.
-  std::string config_yaml;               // Text of a --config file; may be empty.
-  std::vector<std::string> overrides;    // key.path=value
-  int ranks = 0;                         // 0: the smallest legal number (TP * PP * CP).
+  std::string recipe;                  // Name or alias.
+  std::string config_yaml;             // Text of a --config file; may be empty.
+  std::vector<std::string> overrides;  // key.path=value
+  int ranks = 0;                       // 0: the smallest legal number (TP * PP * CP).
   v1::JobKind kind = v1::JOB_KIND_PRETRAIN;
   // True at submit: a recipe whose model parts do not exist is refused (UNSUPPORTED_MODEL). False for `recipe show`.
   bool require_trainable = true;

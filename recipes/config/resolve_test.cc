@@ -20,9 +20,11 @@ using ::testing::Not;
 
 // The documented correlation run, line by line.
 std::vector<std::string> CorrelationRun() {
-  return {"model.num_layers=2", "model.hidden_size=256", "model.num_attention_heads=4", "model.ffn_hidden_size=1024", "model.seq_length=512", "dataset.seq_length=512",
-          "train.train_iters=10", "train.global_batch_size=32", "train.micro_batch_size=4", "validation.eval_interval=10", "validation.eval_iters=2", "optimizer.lr=3e-4",
-          "optimizer.min_lr=3e-5", "scheduler.lr_warmup_iters=1", "scheduler.lr_decay_iters=10", "rng.seed=1234", "logger.log_interval=1"};
+  return {"model.num_layers=2",       "model.hidden_size=256",       "model.num_attention_heads=4", "model.ffn_hidden_size=1024",
+          "model.seq_length=512",     "dataset.seq_length=512",      "train.train_iters=10",        "train.global_batch_size=32",
+          "train.micro_batch_size=4", "validation.eval_interval=10", "validation.eval_iters=2",     "optimizer.lr=3e-4",
+          "optimizer.min_lr=3e-5",    "scheduler.lr_warmup_iters=1", "scheduler.lr_decay_iters=10", "rng.seed=1234",
+          "logger.log_interval=1"};
 }
 
 std::vector<std::string> With(std::vector<std::string> lines, const std::vector<std::string>& more) {
@@ -35,7 +37,8 @@ std::vector<std::string> Without(std::vector<std::string> lines, const std::stri
   return lines;
 }
 
-absl::StatusOr<v1::ResolvedConfig> Submit(const std::vector<std::string>& overrides, const std::string& recipe = "vanilla_gpt_pretrain_config", int ranks = 0) {
+absl::StatusOr<v1::ResolvedConfig> Submit(const std::vector<std::string>& overrides,
+                                          const std::string& recipe = "vanilla_gpt_pretrain_config", int ranks = 0) {
   ResolveRequest request;
   request.recipe = recipe;
   request.overrides = overrides;
@@ -117,7 +120,8 @@ TEST(Resolve, EveryRecipeResolvesForShow) {
   ASSERT_GE(ListRecipes().size(), 6u);
   for (const v1::Recipe& recipe : ListRecipes()) {
     std::vector<std::string> sizes;
-    if (recipe.name().rfind("vanilla", 0) == 0) sizes = {"model.num_layers=2", "model.hidden_size=256", "model.num_attention_heads=4"};
+    if (recipe.name().rfind("vanilla", 0) == 0)
+      sizes = {"model.num_layers=2", "model.hidden_size=256", "model.num_attention_heads=4"};
     auto resolved = Show(sizes, recipe.name());
     ASSERT_TRUE(resolved.ok()) << recipe.name() << ": " << resolved.status();
     EXPECT_GT(resolved->flops_per_token(), 0) << recipe.name();
@@ -128,13 +132,15 @@ TEST(Resolve, EveryRecipeResolvesForShow) {
     if (!trained.ok()) {
       EXPECT_EQ(ReasonOf(trained.status()), v1::REASON_UNSUPPORTED_MODEL);
       EXPECT_THAT(std::string(trained.status().message()), HasSubstr(recipe.not_trainable_reason()));
-      EXPECT_THAT(std::string(trained.status().message()), HasSubstr("accepted:")) << "the schema accepts what the recipe says can't be trained";
+      EXPECT_THAT(std::string(trained.status().message()), HasSubstr("accepted:"))
+          << "the schema accepts what the recipe says can't be trained";
     }
   }
 }
 
 TEST(Resolve, NamesOfTheIssueExist) {
-  for (const char* name : {"vanilla_gpt", "llama32_1b", "llama3_8b", "qwen3_8b", "deepseek_v2_lite", "llama32_1b_pretrain_1gpu_h100_bf16_config", "vanilla_gpt_megatron_lm_config"}) {
+  for (const char* name : {"vanilla_gpt", "llama32_1b", "llama3_8b", "qwen3_8b", "deepseek_v2_lite",
+                           "llama32_1b_pretrain_1gpu_h100_bf16_config", "vanilla_gpt_megatron_lm_config"}) {
     EXPECT_TRUE(FindRecipe(name).ok()) << name;
   }
   auto missing = FindRecipe("vanila_gpt_pretrain_config");
@@ -158,12 +164,28 @@ TEST(Resolve, FlopsOfKnownModels) {
 
 // A value that differs from what the correlation run has, and that leaves the configuration valid where possible.
 std::string OtherValue(const Key& key, const v1::ResolvedConfig& base) {
-  static const std::map<std::string, std::string> chosen = {
-      {"train.global_batch_size", "64"}, {"train.micro_batch_size", "8"}, {"train.train_iters", "12"}, {"train.train_samples", "640"}, {"model.hidden_size", "512"},
-      {"model.num_attention_heads", "8"}, {"model.vocab_size", "50304"}, {"dataset.split", "'90,5,5'"}, {"optimizer.min_lr", "1e-5"}, {"scheduler.lr_warmup_iters", "2"},
-      {"tokenizer.vocab_size", "33000"}, {"dataset.data_path", "[/data/a]"}, {"dataset.blend", "[[/data/a,/data/b],[0.25,0.75]]"}, {"scheduler.lr_wsd_decay_iters", "4"},
-      {"scheduler.lr_decay_iters", "9"}, {"scheduler.lr_warmup_init", "1e-6"}, {"scheduler.max_steps", "20"}, {"tokenizer.null_tokenizer_eod_id", "7"},
-      {"tokenizer.tokenizer_type", "ByteLevelTokenizer"}, {"model.layernorm_epsilon", "1e-6"}, {"optimizer.adam_eps", "1e-7"}, {"optimizer.lr", "0.01"}};
+  static const std::map<std::string, std::string> chosen = {{"train.global_batch_size", "64"},
+                                                            {"train.micro_batch_size", "8"},
+                                                            {"train.train_iters", "12"},
+                                                            {"train.train_samples", "640"},
+                                                            {"model.hidden_size", "512"},
+                                                            {"model.num_attention_heads", "8"},
+                                                            {"model.vocab_size", "50304"},
+                                                            {"dataset.split", "'90,5,5'"},
+                                                            {"optimizer.min_lr", "1e-5"},
+                                                            {"scheduler.lr_warmup_iters", "2"},
+                                                            {"tokenizer.vocab_size", "33000"},
+                                                            {"dataset.data_path", "[/data/a]"},
+                                                            {"dataset.blend", "[[/data/a,/data/b],[0.25,0.75]]"},
+                                                            {"scheduler.lr_wsd_decay_iters", "4"},
+                                                            {"scheduler.lr_decay_iters", "9"},
+                                                            {"scheduler.lr_warmup_init", "1e-6"},
+                                                            {"scheduler.max_steps", "20"},
+                                                            {"tokenizer.null_tokenizer_eod_id", "7"},
+                                                            {"tokenizer.tokenizer_type", "ByteLevelTokenizer"},
+                                                            {"model.layernorm_epsilon", "1e-6"},
+                                                            {"optimizer.adam_eps", "1e-7"},
+                                                            {"optimizer.lr", "0.01"}};
   if (auto it = chosen.find(key.path); it != chosen.end()) return it->second;
   const Value now = ReadKey(base.config(), key);
   const std::string type = key.TypeName();
@@ -188,9 +210,11 @@ TEST(Resolve, EverySetKeyEqualsItsFinalValue) {
     if (!key.Works()) continue;
     const std::string wanted = OtherValue(key, *base);
     std::vector<std::string> lines = With(Without(base_lines, key.path), {key.path + "=" + wanted});
-    if (key.path.find("seq_length") != std::string::npos) lines = With(Without(Without(base_lines, "dataset.seq_length"), "model.seq_length"), {key.path + "=256"});
+    if (key.path.find("seq_length") != std::string::npos)
+      lines = With(Without(Without(base_lines, "dataset.seq_length"), "model.seq_length"), {key.path + "=256"});
     if (key.path == "train.train_samples") {
-      for (const char* other : {"train.train_iters", "scheduler.lr_warmup_iters", "scheduler.lr_decay_iters"}) lines = Without(lines, other);
+      for (const char* other : {"train.train_iters", "scheduler.lr_warmup_iters", "scheduler.lr_decay_iters"})
+        lines = Without(lines, other);
       lines.push_back("scheduler.lr_warmup_samples=32");
     }
     auto resolved = Submit(lines);
@@ -210,18 +234,20 @@ TEST(Resolve, EverySetKeyEqualsItsFinalValue) {
     bool changed = false;
     for (const auto& change : resolved->changes()) changed |= change.key() == key.path;
     EXPECT_TRUE(changed || ReadKey(resolved->config(), key) == ReadKey(scratch, key))
-        << key.path << " was set to " << FormatValue(*override_value) << " and is " << FormatValue(ReadKey(resolved->config(), key)) << " without a record";
+        << key.path << " was set to " << FormatValue(*override_value) << " and is "
+        << FormatValue(ReadKey(resolved->config(), key)) << " without a record";
   }
   EXPECT_GT(accepted, 70) << refused << " refused";
 }
 
 TEST(Resolve, FileFormGivesTheSameHash) {
   const std::vector<std::vector<std::string>> cases = {
-      CorrelationRun(),
-      With(CorrelationRun(), {"mixed_precision=fp16_mixed", "optimizer.initial_loss_scale=65536"}),
+      CorrelationRun(), With(CorrelationRun(), {"mixed_precision=fp16_mixed", "optimizer.initial_loss_scale=65536"}),
       With(CorrelationRun(), {"mixed_precision=null", "dataset.data_path='0.3 /data/a 0.7 /data/b'", "dataset.split='98,1,1'"}),
-      With(Without(Without(CorrelationRun(), "scheduler.lr_decay_iters"), "scheduler.lr_warmup_iters"), {"scheduler.lr_decay_style=WSD", "scheduler.lr_warmup_fraction=0.1"}),
-      With(Without(Without(Without(CorrelationRun(), "train.train_iters"), "scheduler.lr_decay_iters"), "scheduler.lr_warmup_iters"),
+      With(Without(Without(CorrelationRun(), "scheduler.lr_decay_iters"), "scheduler.lr_warmup_iters"),
+           {"scheduler.lr_decay_style=WSD", "scheduler.lr_warmup_fraction=0.1"}),
+      With(Without(Without(Without(CorrelationRun(), "train.train_iters"), "scheduler.lr_decay_iters"),
+                   "scheduler.lr_warmup_iters"),
            {"train.train_samples=640", "scheduler.lr_warmup_samples=32"})};
   for (const auto& lines : cases) {
     auto resolved = Submit(lines);
@@ -302,10 +328,19 @@ TEST(Overrides, WrongTypesAndRangesNameWhatIsAllowed) {
 }
 
 TEST(Overrides, UnreadableLinesSayWhy) {
-  const std::pair<const char*, const char*> cases[] = {{"", "is empty"},        {"   ", "is empty"},          {"train.train_iters", "has no ="}, {"=5", "no key"},
-                                                       {"train.train_iters=", "value is empty"}, {"train.train_iters =5", "blanks"},  {"train.train_iters= 5", "blanks"},
-                                                       {"~train.train_iters", "can't be deleted"}, {"~peft", "can't be deleted"}, {"--lr=3", "mbctl translate"},
-                                                       {"dataset.data_path=[a,b", "expected , or ]"}, {"rng.seed='5", "closing"}, {"dataset.data_path=[a]b", "unexpected text"}};
+  const std::pair<const char*, const char*> cases[] = {{"", "is empty"},
+                                                       {"   ", "is empty"},
+                                                       {"train.train_iters", "has no ="},
+                                                       {"=5", "no key"},
+                                                       {"train.train_iters=", "value is empty"},
+                                                       {"train.train_iters =5", "blanks"},
+                                                       {"train.train_iters= 5", "blanks"},
+                                                       {"~train.train_iters", "can't be deleted"},
+                                                       {"~peft", "can't be deleted"},
+                                                       {"--lr=3", "mbctl translate"},
+                                                       {"dataset.data_path=[a,b", "expected , or ]"},
+                                                       {"rng.seed='5", "closing"},
+                                                       {"dataset.data_path=[a]b", "unexpected text"}};
   for (const auto& [line, text] : cases) {
     auto resolved = Submit(With(CorrelationRun(), {line}));
     ASSERT_FALSE(resolved.ok()) << line;
@@ -326,7 +361,8 @@ TEST(Overrides, NestedModelKeysOnlyForLlama) {
   ASSERT_TRUE(llama.ok()) << llama.status();
   EXPECT_EQ(llama->config().model().num_layers(), 4);
   EXPECT_EQ(Show({"model.num_layers=4"}, "llama32_1b")->config().model().num_layers(), 4);
-  EXPECT_THAT(Violation(Submit({"model.transformer.num_layers=4"}).status(), "model.transformer.num_layers"), HasSubstr("write model.num_layers"));
+  EXPECT_THAT(Violation(Submit({"model.transformer.num_layers=4"}).status(), "model.transformer.num_layers"),
+              HasSubstr("write model.num_layers"));
 }
 
 TEST(Overrides, DeprecatedPlacesMoveWithARecord) {
@@ -335,11 +371,13 @@ TEST(Overrides, DeprecatedPlacesMoveWithARecord) {
   EXPECT_EQ(resolved->config().validation().eval_iters(), 3);
   ASSERT_EQ(resolved->changes_size(), 2);  // The other is the split of mock data.
   EXPECT_EQ(resolved->changes(0).key(), "train.eval_iters");
-  EXPECT_THAT(Violation(Submit(With(CorrelationRun(), {"train.eval_iters=3"})).status(), "validation.eval_iters"), HasSubstr("set twice"));
+  EXPECT_THAT(Violation(Submit(With(CorrelationRun(), {"train.eval_iters=3"})).status(), "validation.eval_iters"),
+              HasSubstr("set twice"));
 }
 
 TEST(Overrides, KeysWithoutEffectAreRefusedByName) {
-  for (const char* line : {"train.manual_gc=true", "logger.tensorboard_dir=/x", "checkpoint.load=/x", "ft.enable_ft_package=true", "dist.use_sharp=true"}) {
+  for (const char* line : {"train.manual_gc=true", "logger.tensorboard_dir=/x", "checkpoint.load=/x", "ft.enable_ft_package=true",
+                           "dist.use_sharp=true"}) {
     auto resolved = Submit(With(CorrelationRun(), {line}));
     EXPECT_EQ(ReasonOf(resolved.status()), v1::REASON_KEY_WITHOUT_EFFECT) << line;
   }
@@ -363,19 +401,24 @@ TEST(Rules, SequenceLength) {
   auto other = Submit(With(lines, {"model.seq_length=64"}));
   ASSERT_TRUE(other.ok());
   EXPECT_EQ(other->config().dataset().seq_length(), 64);
-  EXPECT_THAT(Violation(Submit(With(lines, {"model.seq_length=64", "dataset.seq_length=128"})).status(), "dataset.seq_length"), HasSubstr("must be equal"));
+  EXPECT_THAT(Violation(Submit(With(lines, {"model.seq_length=64", "dataset.seq_length=128"})).status(), "dataset.seq_length"),
+              HasSubstr("must be equal"));
 }
 
 TEST(Rules, ShortTrainingShowsTheCompletedCommand) {
   auto resolved = Submit({"model.num_layers=2", "model.hidden_size=256", "model.num_attention_heads=4", "train.train_iters=10"});
   ASSERT_FALSE(resolved.ok());
   EXPECT_THAT(Violation(resolved.status(), "train.train_iters"),
-              HasSubstr("mbctl submit --recipe vanilla_gpt_pretrain_config model.num_layers=2 model.hidden_size=256 model.num_attention_heads=4 train.train_iters=10 "
+              HasSubstr("mbctl submit --recipe vanilla_gpt_pretrain_config model.num_layers=2 model.hidden_size=256 "
+                        "model.num_attention_heads=4 train.train_iters=10 "
                         "scheduler.lr_warmup_iters=1 scheduler.lr_decay_iters=10"));
   // The shown line works.
-  EXPECT_TRUE(Submit({"model.num_layers=2", "model.hidden_size=256", "model.num_attention_heads=4", "train.train_iters=10", "scheduler.lr_warmup_iters=1", "scheduler.lr_decay_iters=10"}).ok());
+  EXPECT_TRUE(Submit({"model.num_layers=2", "model.hidden_size=256", "model.num_attention_heads=4", "train.train_iters=10",
+                      "scheduler.lr_warmup_iters=1", "scheduler.lr_decay_iters=10"})
+                  .ok());
   // A decay from the recipe that is longer than the training is refused, one that the user asks for is not.
-  EXPECT_THAT(Violation(Show({"train.train_iters=50"}, "qwen3_8b").status(), "train.train_iters"), HasSubstr("scheduler.lr_decay_iters=50"));
+  EXPECT_THAT(Violation(Show({"train.train_iters=50"}, "qwen3_8b").status(), "train.train_iters"),
+              HasSubstr("scheduler.lr_decay_iters=50"));
   auto longer = Submit(With(Without(CorrelationRun(), "scheduler.lr_decay_iters"), {"scheduler.lr_decay_iters=20"}));
   ASSERT_TRUE(longer.ok()) << longer.status();
   EXPECT_EQ(longer->warnings_size(), 1);
@@ -383,14 +426,17 @@ TEST(Rules, ShortTrainingShowsTheCompletedCommand) {
 }
 
 TEST(Rules, DecayFollowsTheOverriddenLength) {
-  auto resolved = Submit(With(Without(Without(CorrelationRun(), "scheduler.lr_decay_iters"), "train.train_iters"), {"train.train_iters=2000"}));
+  auto resolved = Submit(
+      With(Without(Without(CorrelationRun(), "scheduler.lr_decay_iters"), "train.train_iters"), {"train.train_iters=2000"}));
   ASSERT_TRUE(resolved.ok());
   EXPECT_EQ(resolved->config().scheduler().lr_decay_iters(), 2000);
 }
 
 TEST(Rules, GlobalBatchMustDivide) {
-  auto resolved = Submit(With(Without(CorrelationRun(), "train.micro_batch_size"), {"train.micro_batch_size=3"}), "vanilla_gpt", 2);
-  EXPECT_THAT(Violation(resolved.status(), "train.global_batch_size"), HasSubstr("3 * 2 = 6; use train.global_batch_size=30 or 36, or a train.micro_batch_size of 16, 8, 4, 2"));
+  auto resolved =
+      Submit(With(Without(CorrelationRun(), "train.micro_batch_size"), {"train.micro_batch_size=3"}), "vanilla_gpt", 2);
+  EXPECT_THAT(Violation(resolved.status(), "train.global_batch_size"),
+              HasSubstr("3 * 2 = 6; use train.global_batch_size=30 or 36, or a train.micro_batch_size of 16, 8, 4, 2"));
   EXPECT_EQ(Submit(CorrelationRun(), "vanilla_gpt", 2)->data_parallel_size(), 2);
   ASSERT_FALSE(Submit(CorrelationRun(), "vanilla_gpt", -1).ok());
   ResolveRequest three;
@@ -405,13 +451,17 @@ TEST(Rules, WeightDecayHasOneMeaning) {
   ASSERT_TRUE(plain.ok());
   EXPECT_DOUBLE_EQ(plain->config().scheduler().start_weight_decay(), 0.1);
   EXPECT_DOUBLE_EQ(plain->config().scheduler().end_weight_decay(), 0.1);
-  EXPECT_THAT(Violation(Submit(With(CorrelationRun(), {"optimizer.weight_decay=0.1", "scheduler.start_weight_decay=0.033"})).status(), "scheduler.start_weight_decay"),
-              HasSubstr("set optimizer.weight_decay alone"));
+  EXPECT_THAT(
+      Violation(Submit(With(CorrelationRun(), {"optimizer.weight_decay=0.1", "scheduler.start_weight_decay=0.033"})).status(),
+                "scheduler.start_weight_decay"),
+      HasSubstr("set optimizer.weight_decay alone"));
   auto by_schedule = Submit(With(CorrelationRun(), {"scheduler.start_weight_decay=0.2", "scheduler.end_weight_decay=0.2"}));
   ASSERT_TRUE(by_schedule.ok()) << by_schedule.status();
   EXPECT_DOUBLE_EQ(by_schedule->config().optimizer().weight_decay(), 0.2);
   EXPECT_FALSE(Submit(With(CorrelationRun(), {"scheduler.start_weight_decay=0.1", "scheduler.end_weight_decay=0.2"})).ok());
-  EXPECT_TRUE(Submit(With(CorrelationRun(), {"scheduler.start_weight_decay=0.1", "scheduler.end_weight_decay=0.2", "scheduler.weight_decay_incr_style=linear"})).ok());
+  EXPECT_TRUE(Submit(With(CorrelationRun(), {"scheduler.start_weight_decay=0.1", "scheduler.end_weight_decay=0.2",
+                                             "scheduler.weight_decay_incr_style=linear"}))
+                  .ok());
   EXPECT_FALSE(Submit(With(CorrelationRun(), {"scheduler.weight_decay_incr_style=linear"})).ok());
 }
 
@@ -430,9 +480,11 @@ TEST(Rules, Precision) {
     EXPECT_FALSE(fp32->config().optimizer().bf16());
     EXPECT_EQ(fp32->config().model().params_dtype(), "fp32");
   }
-  EXPECT_THAT(Violation(Submit(With(CorrelationRun(), {"model.bf16=false"})).status(), "model.bf16"), HasSubstr("mixed_precision=bf16_mixed"));
+  EXPECT_THAT(Violation(Submit(With(CorrelationRun(), {"model.bf16=false"})).status(), "model.bf16"),
+              HasSubstr("mixed_precision=bf16_mixed"));
   EXPECT_EQ(ReasonOf(Submit(With(CorrelationRun(), {"ddp.grad_reduce_in_fp32=false"})).status()), v1::REASON_UNSUPPORTED_MODEL);
-  EXPECT_EQ(ReasonOf(Submit(With(CorrelationRun(), {"mixed_precision=bf16_with_fp8_current_scaling_mixed"})).status()), v1::REASON_UNSUPPORTED_MODEL);
+  EXPECT_EQ(ReasonOf(Submit(With(CorrelationRun(), {"mixed_precision=bf16_with_fp8_current_scaling_mixed"})).status()),
+            v1::REASON_UNSUPPORTED_MODEL);
 }
 
 TEST(Rules, Vocabulary) {
@@ -441,8 +493,11 @@ TEST(Rules, Vocabulary) {
   auto explicit_size = Submit(With(CorrelationRun(), {"model.vocab_size=50304"}));
   ASSERT_TRUE(explicit_size.ok()) << explicit_size.status();
   EXPECT_EQ(explicit_size->config().model().vocab_size(), 50304);
-  EXPECT_THAT(Violation(Submit(With(CorrelationRun(), {"model.vocab_size=100"})).status(), "model.vocab_size"), HasSubstr(">= tokenizer.vocab_size"));
-  EXPECT_THAT(Violation(Submit(With(CorrelationRun(), {"tokenizer.null_tokenizer_eod_id=32000"})).status(), "tokenizer.null_tokenizer_eod_id"), HasSubstr("0 .. 31999"));
+  EXPECT_THAT(Violation(Submit(With(CorrelationRun(), {"model.vocab_size=100"})).status(), "model.vocab_size"),
+              HasSubstr(">= tokenizer.vocab_size"));
+  EXPECT_THAT(Violation(Submit(With(CorrelationRun(), {"tokenizer.null_tokenizer_eod_id=32000"})).status(),
+                        "tokenizer.null_tokenizer_eod_id"),
+              HasSubstr("0 .. 31999"));
 }
 
 TEST(Rules, Data) {
@@ -453,10 +508,13 @@ TEST(Rules, Data) {
   EXPECT_EQ(real->config().dataset().split(), "9999,8,2");
   auto weighted = Submit(With(CorrelationRun(), {"dataset.data_path=[0.3,/data/a,0.7,/data/b]"}));
   EXPECT_EQ(weighted->config().dataset().blend().weights_size(), 2);
-  EXPECT_THAT(Violation(Submit(With(CorrelationRun(), {"dataset.mock=false"})).status(), "dataset.data_path"), HasSubstr("is not set"));
+  EXPECT_THAT(Violation(Submit(With(CorrelationRun(), {"dataset.mock=false"})).status(), "dataset.data_path"),
+              HasSubstr("is not set"));
   EXPECT_FALSE(Submit(With(CorrelationRun(), {"dataset.mock=true", "dataset.data_path=/data/a"})).ok());
-  for (const char* split : {"dataset.split=a,b", "dataset.split='0,0,0'", "dataset.split='1,2,3,4'", "dataset.split='-1,2,3'", "dataset.split='0,1,1'"}) {
-    EXPECT_NE(Violation(Submit(With(CorrelationRun(), {"dataset.data_path=/data/a", split})).status(), "dataset.split"), "") << split;
+  for (const char* split : {"dataset.split=a,b", "dataset.split='0,0,0'", "dataset.split='1,2,3,4'", "dataset.split='-1,2,3'",
+                            "dataset.split='0,1,1'"}) {
+    EXPECT_NE(Violation(Submit(With(CorrelationRun(), {"dataset.data_path=/data/a", split})).status(), "dataset.split"), "")
+        << split;
   }
 }
 
@@ -464,7 +522,9 @@ TEST(Rules, MissingSizesAreNamed) {
   auto resolved = Submit({});
   EXPECT_THAT(Violation(resolved.status(), "model.num_layers"), HasSubstr("model.num_layers=2"));
   EXPECT_NE(Violation(resolved.status(), "model.hidden_size"), "");
-  EXPECT_THAT(Violation(Submit({"model.num_layers=2", "model.hidden_size=250", "model.num_attention_heads=4"}).status(), "model.num_attention_heads"), HasSubstr("does not divide"));
+  EXPECT_THAT(Violation(Submit({"model.num_layers=2", "model.hidden_size=250", "model.num_attention_heads=4"}).status(),
+                        "model.num_attention_heads"),
+              HasSubstr("does not divide"));
 }
 
 TEST(ConfigFiles, ErrorsNameFileAndLine) {

@@ -29,14 +29,16 @@ void DeriveLength(ConfigState* state) {
 // With train.train_samples the schedule counts samples: what a recipe says in iterations is converted, what the user says
 // in iterations contradicts.
 void ConvertToSamples(const char* name, ConfigState* state) {
-  const std::string in_iters = std::string("scheduler.") + name + "_iters", in_samples = std::string("scheduler.") + name + "_samples";
+  const std::string in_iters = std::string("scheduler.") + name + "_iters",
+                    in_samples = std::string("scheduler.") + name + "_samples";
   const Value iters = state->Get(in_iters);
   if (iters.is_null() || iters.integer == 0 || state->LevelOf(in_iters) <= kDefault) return;
   if (state->LevelOf(in_samples) >= state->LevelOf(in_iters) && state->LevelOf(in_samples) > kDefault) {
     return state->Change(in_iters, name == std::string("lr_warmup") ? Value::Int(0) : Value::Null(), in_samples + " is set");
   }
   if (state->SetByUser(in_iters)) {
-    return state->Fail(in_iters, "is " + FormatValue(iters) + " but the training is counted in samples (train.train_samples); set " + in_samples);
+    return state->Fail(in_iters, "is " + FormatValue(iters) +
+                                     " but the training is counted in samples (train.train_samples); set " + in_samples);
   }
   const Value samples = Value::Int(iters.integer * state->config.train().global_batch_size());
   state->Change(in_samples, samples, in_iters + " * train.global_batch_size, because train.train_samples is set", kDefault);
@@ -48,7 +50,8 @@ void RefuseSamples(const char* name, ConfigState* state) {
   const std::string key = std::string("scheduler.") + name + "_samples";
   const Value value = state->Get(key);
   if (value.is_null() || value.integer == 0) return;
-  state->Fail(key, "is " + FormatValue(value) + " but the training is counted in iterations; set scheduler." + name + "_iters, or train.train_samples");
+  state->Fail(key, "is " + FormatValue(value) + " but the training is counted in iterations; set scheduler." + name +
+                       "_iters, or train.train_samples");
 }
 
 void DeriveWarmupFraction(const std::string& counted, ConfigState* state) {

@@ -45,10 +45,11 @@ std::string LowerCase(std::string text) {
 // Different spellings of one word: dtype names of PyTorch, activation names of Megatron.
 std::string CanonicalWord(const Key& key, const std::string& word) {
   static const std::map<std::string, std::string> dtypes = {
-      {"torch.bfloat16", "bf16"}, {"bfloat16", "bf16"}, {"bf16-mixed", "bf16"}, {"torch.float16", "fp16"}, {"torch.half", "fp16"},
-      {"float16", "fp16"},        {"16", "fp16"},       {"16-mixed", "fp16"},   {"torch.float32", "fp32"}, {"torch.float", "fp32"},
-      {"float32", "fp32"},        {"32", "fp32"}};
-  static const std::map<std::string, std::string> activations = {{"relu2", "squared_relu"}, {"fast_gelu", "gelu_pytorch_tanh"}, {"swish", "silu"}};
+      {"torch.bfloat16", "bf16"}, {"bfloat16", "bf16"},    {"bf16-mixed", "bf16"}, {"torch.float16", "fp16"},
+      {"torch.half", "fp16"},     {"float16", "fp16"},     {"16", "fp16"},         {"16-mixed", "fp16"},
+      {"torch.float32", "fp32"},  {"torch.float", "fp32"}, {"float32", "fp32"},    {"32", "fp32"}};
+  static const std::map<std::string, std::string> activations = {
+      {"relu2", "squared_relu"}, {"fast_gelu", "gelu_pytorch_tanh"}, {"swish", "silu"}};
   const bool dtype = key.name.size() > 6 && key.name.compare(key.name.size() - 6, 6, "_dtype") == 0;
   const auto& table = dtype ? dtypes : activations;
   if (dtype || key.name == "activation_func") {
@@ -73,8 +74,7 @@ std::string Allowed(const Key& key) {
 }
 
 // Puts one scalar into a singular field, or adds it to a repeated one.
-template <typename Set, typename Add>
-void Put(const FieldDescriptor* field, const Set& set, const Add& add) {
+template <typename Set, typename Add> void Put(const FieldDescriptor* field, const Set& set, const Add& add) {
   if (field->is_repeated()) {
     add();
   } else {
@@ -89,24 +89,32 @@ std::optional<std::string> WriteScalar(const Key& key, const Value& value, Messa
   switch (field->cpp_type()) {
     case FieldDescriptor::CPPTYPE_INT64: {
       if (value.kind != Value::Kind::kInt) {
-        const bool whole = value.kind == Value::Kind::kDouble && std::abs(value.number) < 1e15 && value.number == std::floor(value.number);
+        const bool whole =
+            value.kind == Value::Kind::kDouble && std::abs(value.number) < 1e15 && value.number == std::floor(value.number);
         return got + (whole ? "; write " + std::to_string(static_cast<int64_t>(value.number)) : "");
       }
       if (!InRange(*key.info, value.number)) return "is " + value.text + "; allowed: " + key.RangeText();
-      Put(field, [&] { reflection->SetInt64(message, field, value.integer); }, [&] { reflection->AddInt64(message, field, value.integer); });
+      Put(
+          field, [&] { reflection->SetInt64(message, field, value.integer); },
+          [&] { reflection->AddInt64(message, field, value.integer); });
       return std::nullopt;
     }
     case FieldDescriptor::CPPTYPE_DOUBLE: {
       if (value.kind != Value::Kind::kInt && value.kind != Value::Kind::kDouble) return got;
-      if (!std::isfinite(value.number) && key.info->default_value() != "inf") return "is " + value.text + "; expects a finite number";
+      if (!std::isfinite(value.number) && key.info->default_value() != "inf")
+        return "is " + value.text + "; expects a finite number";
       if (std::isnan(value.number)) return "is nan; expects a number";
       if (!InRange(*key.info, value.number)) return "is " + value.text + "; allowed: " + key.RangeText();
-      Put(field, [&] { reflection->SetDouble(message, field, value.number); }, [&] { reflection->AddDouble(message, field, value.number); });
+      Put(
+          field, [&] { reflection->SetDouble(message, field, value.number); },
+          [&] { reflection->AddDouble(message, field, value.number); });
       return std::nullopt;
     }
     case FieldDescriptor::CPPTYPE_BOOL: {
       if (value.kind != Value::Kind::kBool) return got + "; write true or false";
-      Put(field, [&] { reflection->SetBool(message, field, value.boolean); }, [&] { reflection->AddBool(message, field, value.boolean); });
+      Put(
+          field, [&] { reflection->SetBool(message, field, value.boolean); },
+          [&] { reflection->AddBool(message, field, value.boolean); });
       return std::nullopt;
     }
     case FieldDescriptor::CPPTYPE_STRING: {
@@ -115,9 +123,11 @@ std::optional<std::string> WriteScalar(const Key& key, const Value& value, Messa
       const auto& allowed = key.info->allowed();
       if (!allowed.empty() && std::find(allowed.begin(), allowed.end(), word) == allowed.end()) {
         const std::string near = NearestWord(word, {allowed.begin(), allowed.end()});
-        return "is " + FormatValue(Value::String(word)) + "; allowed: " + key.RangeText() + (near.empty() ? "" : "; did you mean " + near + "?");
+        return "is " + FormatValue(Value::String(word)) + "; allowed: " + key.RangeText() +
+               (near.empty() ? "" : "; did you mean " + near + "?");
       }
-      Put(field, [&] { reflection->SetString(message, field, word); }, [&] { reflection->AddString(message, field, word); });
+      Put(
+          field, [&] { reflection->SetString(message, field, word); }, [&] { reflection->AddString(message, field, word); });
       return std::nullopt;
     }
     default: return got;
@@ -138,7 +148,8 @@ std::optional<std::string> WriteBlend(const Value& value, v1::Blend* blend) {
     return "expects as many weights as prefixes: [[a,b],[0.3,0.7]]";
   }
   for (const Value& weight : weights.list) {
-    if ((weight.kind != Value::Kind::kInt && weight.kind != Value::Kind::kDouble) || !(weight.number > 0) || !std::isfinite(weight.number)) {
+    if ((weight.kind != Value::Kind::kInt && weight.kind != Value::Kind::kDouble) || !(weight.number > 0) ||
+        !std::isfinite(weight.number)) {
       return "has the weight " + FormatValue(weight) + "; weights are numbers > 0";
     }
     blend->add_weights(weight.number);
@@ -376,8 +387,8 @@ std::vector<KeyDescription> DescribeKeys(const std::string& pattern) {
     std::string effect;
     if (info.effect() == v1::EFFECT_PLANNED) effect = "planned";
     if (info.effect() == v1::EFFECT_NONE) effect = "no effect: " + info.instead();
-    found.push_back({key.path, key.TypeName(), info.default_value().empty() ? "null" : info.default_value(), key.RangeText(), info.help(), effect,
-                     info.mlm_flag()});
+    found.push_back({key.path, key.TypeName(), info.default_value().empty() ? "null" : info.default_value(), key.RangeText(),
+                     info.help(), effect, info.mlm_flag()});
   }
   return found;
 }

@@ -20,9 +20,9 @@ class KeyInfo;
 namespace mbridge::recipes {
 
 struct Key {
-  std::string path;   // "train.train_iters"
-  std::string group;  // "train"
-  std::string name;   // "train_iters"
+  std::string path;                                             // "train.train_iters"
+  std::string group;                                            // "train"
+  std::string name;                                             // "train_iters"
   std::vector<const google::protobuf::FieldDescriptor*> chain;  // From ConfigContainer to the field.
   const v1::KeyInfo* info = nullptr;
 

@@ -33,12 +33,14 @@ TEST(Values, Grammar) {
   EXPECT_EQ(ParseValue("[1, x, [2.5]]")->list.size(), 3u);
   EXPECT_EQ(ParseValue("{A:1,B:'x y'}")->map[1].second.text, "x y");
   EXPECT_TRUE(ParseValue("[]")->list.empty());
-  for (const char* wrong : {"", " 1", "1 ", "[1", "{a}", "'x", "[1]]", "[,]", "[1,,2]"}) EXPECT_FALSE(ParseValue(wrong).ok()) << wrong;
+  for (const char* wrong : {"", " 1", "1 ", "[1", "{a}", "'x", "[1]]", "[,]", "[1,,2]"})
+    EXPECT_FALSE(ParseValue(wrong).ok()) << wrong;
   EXPECT_FALSE(ParseValue(std::string(100, '[')).ok());
 }
 
 TEST(Values, FormatReadsBack) {
-  for (const char* text : {"null", "true", "17", "0.1", "1e-08", "word", "'9999,8,2'", "'1'", "[1,a,[b]]", "'it\\'s'", "''", "'a b '", "inf", "'c:\\\\d'"}) {
+  for (const char* text : {"null", "true", "17", "0.1", "1e-08", "word", "'9999,8,2'", "'1'", "[1,a,[b]]", "'it\\'s'", "''",
+                           "'a b '", "inf", "'c:\\\\d'"}) {
     auto value = ParseValue(text);
     ASSERT_TRUE(value.ok()) << text;
     auto again = ParseValue(FormatValue(*value));

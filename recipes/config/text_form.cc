@@ -17,7 +17,8 @@ std::string YamlValue(const Value& value) {
     case Value::Kind::kString: {
       // YAML's own quoting rules are many: only plain words of letters stay unquoted.
       const bool plain = !value.text.empty() && ParseWord(value.text).kind == Value::Kind::kString &&
-                         value.text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./") == std::string::npos &&
+                         value.text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./") ==
+                             std::string::npos &&
                          std::isalpha(static_cast<unsigned char>(value.text[0]));
       return plain ? value.text : nlohmann::json(value.text).dump();
     }
@@ -28,7 +29,8 @@ std::string YamlValue(const Value& value) {
     }
     case Value::Kind::kMap: {
       std::string text = "{";
-      for (const auto& [key, item] : value.map) text += (text.size() > 1 ? ", " : "") + nlohmann::json(key).dump() + ": " + nlohmann::json(item.text).dump();
+      for (const auto& [key, item] : value.map)
+        text += (text.size() > 1 ? ", " : "") + nlohmann::json(key).dump() + ": " + nlohmann::json(item.text).dump();
       return text + "}";
     }
     default: return FormatValue(value);
@@ -52,15 +54,17 @@ std::string ConfigHash(const v1::ConfigContainer& config, int ranks) {
     if (!value.is_null()) canonical += key.path + "=" + FormatValue(value) + "\n";
   }
   char buffer[32];
-  std::snprintf(buffer, sizeof buffer, "%016llx", static_cast<unsigned long long>(XXH3_64bits(canonical.data(), canonical.size())));
+  std::snprintf(buffer, sizeof buffer, "%016llx",
+                static_cast<unsigned long long>(XXH3_64bits(canonical.data(), canonical.size())));
   return buffer;
 }
 
 std::string ToYaml(const v1::ResolvedConfig& resolved) {
   std::map<std::string, const v1::ResolvedValue*> values;
   for (const v1::ResolvedValue& value : resolved.values()) values[value.key()] = &value;
-  std::string text = "# Resolved from " + (resolved.recipe().empty() ? std::string("the schema defaults") : resolved.recipe()) + ", " + std::to_string(resolved.ranks()) +
-                     (resolved.ranks() == 1 ? " rank" : " ranks") + ", hash " + resolved.config_hash() + "\n";
+  std::string text = "# Resolved from " + (resolved.recipe().empty() ? std::string("the schema defaults") : resolved.recipe()) +
+                     ", " + std::to_string(resolved.ranks()) + (resolved.ranks() == 1 ? " rank" : " ranks") + ", hash " +
+                     resolved.config_hash() + "\n";
   std::string open_group;
   for (const Key& key : Schema::Get().keys()) {
     const Value value = ReadKey(resolved.config(), key);
@@ -98,19 +102,25 @@ std::string ToOverrideText(const v1::ResolvedConfig& resolved) {
 std::string RunSummary(const v1::ResolvedConfig& resolved) {
   const v1::ConfigContainer& config = resolved.config();
   const v1::MemoryEstimate& memory = resolved.per_rank();
-  const double tokens = static_cast<double>(config.train().global_batch_size()) * static_cast<double>(config.model().seq_length());
+  const double tokens =
+      static_cast<double>(config.train().global_batch_size()) * static_cast<double>(config.model().seq_length());
   const double iterations = static_cast<double>(config.train().train_iters());
   std::string text;
-  text += "model       " + FormatCount(static_cast<double>(memory.parameters())) + " parameters, " + std::to_string(config.model().num_layers()) + " layers, hidden " +
-          std::to_string(config.model().hidden_size()) + ", vocabulary " + std::to_string(config.model().vocab_size()) + ", " + config.model().params_dtype() + "\n";
-  text += "batch       " + std::to_string(config.train().global_batch_size()) + " samples of " + std::to_string(config.model().seq_length()) + " tokens, micro batch " +
-          std::to_string(config.train().micro_batch_size()) + ", " + std::to_string(resolved.ranks()) + (resolved.ranks() == 1 ? " rank" : " ranks") + ", data parallel " +
-          std::to_string(resolved.data_parallel_size()) + "\n";
-  text += "training    " + std::to_string(config.train().train_iters()) + " iterations, " + FormatCount(tokens * iterations) + " tokens, " +
-          FormatCount(tokens * iterations * static_cast<double>(resolved.flops_per_token())) + "FLOP\n";
-  const int64_t sum = memory.weight_bytes() + memory.gradient_bytes() + memory.optimizer_bytes() + memory.activation_bytes() + memory.workspace_bytes();
-  text += "per rank    " + FormatBytes(sum) + ": weights " + FormatBytes(memory.weight_bytes()) + ", gradients " + FormatBytes(memory.gradient_bytes()) + ", optimizer " +
-          FormatBytes(memory.optimizer_bytes()) + ", activations " + FormatBytes(memory.activation_bytes()) + ", workspace " + FormatBytes(memory.workspace_bytes()) + "\n";
+  text += "model       " + FormatCount(static_cast<double>(memory.parameters())) + " parameters, " +
+          std::to_string(config.model().num_layers()) + " layers, hidden " + std::to_string(config.model().hidden_size()) +
+          ", vocabulary " + std::to_string(config.model().vocab_size()) + ", " + config.model().params_dtype() + "\n";
+  text += "batch       " + std::to_string(config.train().global_batch_size()) + " samples of " +
+          std::to_string(config.model().seq_length()) + " tokens, micro batch " +
+          std::to_string(config.train().micro_batch_size()) + ", " + std::to_string(resolved.ranks()) +
+          (resolved.ranks() == 1 ? " rank" : " ranks") + ", data parallel " + std::to_string(resolved.data_parallel_size()) +
+          "\n";
+  text += "training    " + std::to_string(config.train().train_iters()) + " iterations, " + FormatCount(tokens * iterations) +
+          " tokens, " + FormatCount(tokens * iterations * static_cast<double>(resolved.flops_per_token())) + "FLOP\n";
+  const int64_t sum = memory.weight_bytes() + memory.gradient_bytes() + memory.optimizer_bytes() + memory.activation_bytes() +
+                      memory.workspace_bytes();
+  text += "per rank    " + FormatBytes(sum) + ": weights " + FormatBytes(memory.weight_bytes()) + ", gradients " +
+          FormatBytes(memory.gradient_bytes()) + ", optimizer " + FormatBytes(memory.optimizer_bytes()) + ", activations " +
+          FormatBytes(memory.activation_bytes()) + ", workspace " + FormatBytes(memory.workspace_bytes()) + "\n";
   text += "checkpoint  " + FormatBytes(memory.checkpoint_bytes()) + "\n";
   return text;
 }
@@ -137,8 +147,9 @@ std::string FormatCount(double count) {
 }
 
 std::string ShellQuote(const std::string& argument) {
-  const bool plain = !argument.empty() &&
-                     argument.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./=:,+@%") == std::string::npos;
+  const bool plain =
+      !argument.empty() &&
+      argument.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./=:,+@%") == std::string::npos;
   if (plain) return argument;
   std::string quoted = "'";
   for (char c : argument) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);

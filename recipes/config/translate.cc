@@ -82,7 +82,9 @@ class Translator {
  private:
   // Everything up to the training script: variables, torchrun and its own flags.
   void TakeLauncher(std::vector<std::string>* words) {
-    const auto is_script = [](const std::string& word) { return word.size() > 3 && word.compare(word.size() - 3, 3, ".py") == 0 && word[0] != '-'; };
+    const auto is_script = [](const std::string& word) {
+      return word.size() > 3 && word.compare(word.size() - 3, 3, ".py") == 0 && word[0] != '-';
+    };
     const auto script = std::find_if(words->begin(), words->end(), is_script);
     if (script == words->end()) return;
     int64_t per_node = 0, nodes = 1;
@@ -151,7 +153,8 @@ class Translator {
 
   void ApplyKey(const MegatronFlag& flag, const std::vector<std::string>& values) {
     const Key& key = *flag.key;
-    if (flag.arity == Arity::kNone) return Set(key.path, key.info->mlm_rule() == "invert" || flag.name.rfind("--no-", 0) == 0 ? "false" : "true");
+    if (flag.arity == Arity::kNone)
+      return Set(key.path, key.info->mlm_rule() == "invert" || flag.name.rfind("--no-", 0) == 0 ? "false" : "true");
     Value value = Value::String(values[0]);
     if (flag.arity == Arity::kMany) {
       value = Value::List({});
@@ -172,7 +175,8 @@ class Translator {
     if (key.path == "optimizer.weight_decay") {
       Note(flag.name, "this value counts here; in Bridge the recipe's scheduler replaces it by 0.033");
     }
-    if (key.path == "checkpoint.save") Note(flag.name, "the directory must lie in a root of the coordinator; without it each run has a private directory");
+    if (key.path == "checkpoint.save")
+      Note(flag.name, "the directory must lie in a root of the coordinator; without it each run has a private directory");
   }
 
   void ApplySpecial(const MegatronFlag& flag, const std::vector<std::string>& values) {
@@ -183,7 +187,8 @@ class Translator {
       if (pattern.is_null()) return Wrong(flag.name, "is " + values[0] + "; expects a number or a list like ([0]*1+[1]*26)");
       return Set("model.moe_layer_freq", FormatValue(pattern));
     }
-    if (number.kind != Value::Kind::kInt || number.integer < 0) return Wrong(flag.name, "is " + values[0] + "; expects a whole number");
+    if (number.kind != Value::Kind::kInt || number.integer < 0)
+      return Wrong(flag.name, "is " + values[0] + "; expects a whole number");
     numbers_[flag.name] = number.integer;
     if (flag.name == "--seq-length") Set("dataset.seq_length", values[0]);
     if (flag.name == "--seed") {
@@ -201,15 +206,18 @@ class Translator {
   }
 
   void FinishModel() {
-    for (const char* flag : {"--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--micro-batch-size", "--lr"}) {
+    for (const char* flag :
+         {"--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--micro-batch-size", "--lr"}) {
       if (seen_.count(flag) == 0) Wrong(flag, "is missing; Megatron-LM needs it");
     }
     if (numbers_.count("--max-position-embeddings") > 0 && numbers_["--max-position-embeddings"] != numbers_["--seq-length"]) {
-      Wrong("--max-position-embeddings", "is " + std::to_string(numbers_["--max-position-embeddings"]) + " but --seq-length is " + std::to_string(numbers_["--seq-length"]) +
+      Wrong("--max-position-embeddings", "is " + std::to_string(numbers_["--max-position-embeddings"]) + " but --seq-length is " +
+                                             std::to_string(numbers_["--seq-length"]) +
                                              "; here the position table has as many rows as a sample has tokens");
     }
     if (seen_.count("--group-query-attention") > 0) {
-      Set("model.num_query_groups", std::to_string(numbers_.count("--num-query-groups") > 0 ? numbers_["--num-query-groups"] : 1));
+      Set("model.num_query_groups",
+          std::to_string(numbers_.count("--num-query-groups") > 0 ? numbers_["--num-query-groups"] : 1));
     } else if (numbers_.count("--num-query-groups") > 0) {
       Note("--num-query-groups", "left out: Megatron-LM ignores it without --group-query-attention");
     }
@@ -218,17 +226,20 @@ class Translator {
       const int64_t layers = ParseWord(overrides_["model.num_layers"]).integer;
       const int64_t stages = std::max<int64_t>(1, ParseWord(overrides_["model.pipeline_model_parallel_size"]).integer);
       if (per_stage < 1 || layers % (stages * per_stage) != 0) {
-        return Wrong("--num-layers-per-virtual-pipeline-stage", "is " + std::to_string(per_stage) + "; the layers of a pipeline stage must be a multiple of it");
+        return Wrong("--num-layers-per-virtual-pipeline-stage",
+                     "is " + std::to_string(per_stage) + "; the layers of a pipeline stage must be a multiple of it");
       }
       Set("model.virtual_pipeline_model_parallel_size", std::to_string(layers / stages / per_stage));
     }
   }
 
   void FinishLengths() {
-    if (seen_.count("--train-iters") + seen_.count("--train-samples") == 0) Wrong("--train-iters", "is missing (or --train-samples)");
+    if (seen_.count("--train-iters") + seen_.count("--train-samples") == 0)
+      Wrong("--train-iters", "is missing (or --train-samples)");
     if (seen_.count("--global-batch-size") > 0 || overrides_.count("train.micro_batch_size") == 0) return;
     int64_t model_ranks = 1;
-    for (const char* key : {"model.tensor_model_parallel_size", "model.pipeline_model_parallel_size", "model.context_parallel_size"}) {
+    for (const char* key :
+         {"model.tensor_model_parallel_size", "model.pipeline_model_parallel_size", "model.context_parallel_size"}) {
       if (overrides_.count(key) > 0) model_ranks *= std::clamp<int64_t>(ParseWord(overrides_[key]).integer, 1, 1 << 16);
     }
     const int64_t data_parallel = std::max<int64_t>(1, result_.ranks / model_ranks);
@@ -239,8 +250,10 @@ class Translator {
 
   // Where the line says nothing, Megatron-LM's default counts, not the recipe's value.
   void FinishDefaults() {
-    static const std::set<std::string> handled = {"train.train_iters", "train.train_samples", "train.global_batch_size", "train.micro_batch_size", "optimizer.lr",
-                                                  "dataset.mock",      "dataset.split",       "tokenizer.tokenizer_type", "rng.seed",             "model.num_query_groups"};
+    static const std::set<std::string> handled = {
+        "train.train_iters", "train.train_samples",   "train.global_batch_size", "train.micro_batch_size",
+        "optimizer.lr",      "dataset.mock",          "dataset.split",           "tokenizer.tokenizer_type",
+        "rng.seed",          "model.num_query_groups"};
     const std::map<std::string, Value> recipe = RecipeValues();
     for (const Key& key : Schema::Get().keys()) {
       if (!key.Works() || key.info->mlm_flag().empty() || overrides_.count(key.path) > 0 || handled.count(key.path) > 0) continue;
@@ -266,7 +279,8 @@ class Translator {
     std::vector<std::string> names;
     for (const auto& [name, unused] : MegatronFlags()) names.push_back(name);
     const std::string near = NearestWord(flag, names);
-    unknown_.push_back({flag, "is no flag that can be translated" + (near.empty() ? std::string() : "; did you mean " + near + "?")});
+    unknown_.push_back(
+        {flag, "is no flag that can be translated" + (near.empty() ? std::string() : "; did you mean " + near + "?")});
   }
 
   Translation result_;
@@ -300,7 +314,8 @@ std::vector<FlagRow> FlagRows() {
       row.keys = flag.key->path + (off ? "=false" : flag.arity == Arity::kNone ? "=true" : "");
       row.group = flag.key->group;
       if (flag.key->info->effect() == v1::EFFECT_PLANNED) row.note = "not yet";
-      if (flag.key->Works() && !flag.key->info->mlm_default().empty()) row.note = "Megatron-LM's default is " + flag.key->info->mlm_default();
+      if (flag.key->Works() && !flag.key->info->mlm_default().empty())
+        row.note = "Megatron-LM's default is " + flag.key->info->mlm_default();
     }
     if (flag.kind == Kind::kDropped && flag.key != nullptr) row.group = flag.key->group;
     for (const auto& [key, value] : flag.fixed) row.keys += (row.keys.empty() ? "" : ", ") + key + "=" + value;

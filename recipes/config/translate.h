@@ -32,7 +32,7 @@ struct MegatronLine {
   std::vector<std::string> arguments;  // "--num-layers", "2", ...
   std::vector<std::string> notes;      // Values that Megatron-LM's command line can't express.
 
-  std::string CommandLine() const;     // `pretrain_gpt.py ...` quoted for a shell.
+  std::string CommandLine() const;  // `pretrain_gpt.py ...` quoted for a shell.
 };
 
 // The flags of pretrain_gpt.py for a resolved configuration: every value that is not Megatron-LM's default.

@@ -30,7 +30,8 @@ class ReverseTranslator {
     if (model.bf16()) Add("--bf16");
     if (model.fp16()) Add("--fp16");
     Add("--seq-length", std::to_string(model.seq_length()));
-    if (model.position_embedding_type() == "learned_absolute") Add("--max-position-embeddings", std::to_string(model.seq_length()));
+    if (model.position_embedding_type() == "learned_absolute")
+      Add("--max-position-embeddings", std::to_string(model.seq_length()));
     if (model.num_query_groups() != model.num_attention_heads()) {
       Add("--group-query-attention");
       Add("--num-query-groups", std::to_string(model.num_query_groups()));
@@ -44,7 +45,8 @@ class ReverseTranslator {
     }
     Add("--seed", std::to_string(config_.rng().seed()));
     if (config_.dataset().random_seed() != config_.rng().seed()) {
-      line_.notes.push_back("dataset.random_seed=" + std::to_string(config_.dataset().random_seed()) + ": Megatron-LM orders the data by --seed");
+      line_.notes.push_back("dataset.random_seed=" + std::to_string(config_.dataset().random_seed()) +
+                            ": Megatron-LM orders the data by --seed");
     }
     AddData();
   }
@@ -63,11 +65,20 @@ class ReverseTranslator {
 
   // Values that Megatron-LM computes the same way by itself.
   bool Follows(const std::string& key) const {
-    static const std::set<std::string> always = {"dataset.mock", "dataset.data_path", "dataset.split", "rng.seed", "ddp.use_distributed_optimizer", "ddp.check_for_nan_in_grad",
-                                                 "model.num_query_groups", "ddp.grad_reduce_in_fp32", "model.moe_layer_freq"};
-    static const std::set<std::string> when_derived = {"model.ffn_hidden_size", "model.kv_channels", "model.vocab_size", "scheduler.lr_decay_iters", "scheduler.lr_decay_samples",
-                                                       "scheduler.lr_wsd_decay_iters", "scheduler.lr_wsd_decay_samples", "train.train_iters",
-                                                       "model.expert_tensor_parallel_size", "model.embedding_init_method_std"};
+    static const std::set<std::string> always = {"dataset.mock",
+                                                 "dataset.data_path",
+                                                 "dataset.split",
+                                                 "rng.seed",
+                                                 "ddp.use_distributed_optimizer",
+                                                 "ddp.check_for_nan_in_grad",
+                                                 "model.num_query_groups",
+                                                 "ddp.grad_reduce_in_fp32",
+                                                 "model.moe_layer_freq"};
+    static const std::set<std::string> when_derived = {
+        "model.ffn_hidden_size",          "model.kv_channels",          "model.vocab_size",
+        "scheduler.lr_decay_iters",       "scheduler.lr_decay_samples", "scheduler.lr_wsd_decay_iters",
+        "scheduler.lr_wsd_decay_samples", "train.train_iters",          "model.expert_tensor_parallel_size",
+        "model.embedding_init_method_std"};
     if (always.count(key) > 0) return true;
     const bool weight_decay = key == "scheduler.start_weight_decay" || key == "scheduler.end_weight_decay";
     if (weight_decay) return config_.scheduler().weight_decay_incr_style() == "constant";
@@ -87,21 +98,27 @@ class ReverseTranslator {
     }
     if (value.kind == Value::Kind::kList) {
       line_.arguments.push_back(key.info->mlm_flag());
-      for (const Value& item : value.list) line_.arguments.push_back(item.kind == Value::Kind::kString ? item.text : FormatValue(item));
+      for (const Value& item : value.list)
+        line_.arguments.push_back(item.kind == Value::Kind::kString ? item.text : FormatValue(item));
       return;
     }
     Add(key.info->mlm_flag(), value.kind == Value::Kind::kString ? value.text : FormatValue(value));
   }
 
   void AddNotes() {
-    if (config_.checkpoint().most_recent_k() >= 0) line_.notes.push_back("checkpoint.most_recent_k: Megatron-LM keeps every checkpoint");
-    if (config_.scheduler().has_max_steps()) line_.notes.push_back("scheduler.max_steps has no flag; --lr-decay-iters says the length of the decay");
+    if (config_.checkpoint().most_recent_k() >= 0)
+      line_.notes.push_back("checkpoint.most_recent_k: Megatron-LM keeps every checkpoint");
+    if (config_.scheduler().has_max_steps())
+      line_.notes.push_back("scheduler.max_steps has no flag; --lr-decay-iters says the length of the decay");
     if (config_.model().moe_layer_freq_size() > 0) {
       std::string pattern = FormatValue(ReadKey(config_, *Schema::Get().Find("model.moe_layer_freq")));
       Add("--moe-layer-freq", pattern);
     }
-    if (config_.tokenizer().tokenizer_type() == "ByteLevelTokenizer") line_.notes.push_back("Megatron-LM has no ByteLevelTokenizer; its data are read with NullTokenizer and --vocab-size 257");
-    line_.notes.push_back("equal losses also need --no-gradient-accumulation-fusion, and --no-masked-softmax-fusion --no-persist-layer-norm where Apex is missing (docs/megatron-lm.md)");
+    if (config_.tokenizer().tokenizer_type() == "ByteLevelTokenizer")
+      line_.notes.push_back("Megatron-LM has no ByteLevelTokenizer; its data are read with NullTokenizer and --vocab-size 257");
+    line_.notes.push_back(
+        "equal losses also need --no-gradient-accumulation-fusion, and --no-masked-softmax-fusion --no-persist-layer-norm where "
+        "Apex is missing (docs/megatron-lm.md)");
   }
 
   void Add(const std::string& flag) { line_.arguments.push_back(flag); }

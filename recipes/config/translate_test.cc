@@ -49,7 +49,9 @@ std::string Described(const absl::Status& status, const std::string& flag) {
 }
 
 TEST(Translate, RecordedRunBecomesTheParityRecipe) {
-  auto translation = TranslateFromMegatron("CUDA_DEVICE_MAX_CONNECTIONS=1 python3 -m torch.distributed.run --nproc_per_node=2 pretrain_gpt.py " + RecordedRun("seed1_default_dropout"));
+  auto translation =
+      TranslateFromMegatron("CUDA_DEVICE_MAX_CONNECTIONS=1 python3 -m torch.distributed.run --nproc_per_node=2 pretrain_gpt.py " +
+                            RecordedRun("seed1_default_dropout"));
   ASSERT_TRUE(translation.ok()) << translation.status();
   EXPECT_EQ(translation->recipe, "vanilla_gpt_megatron_lm_config");
   EXPECT_EQ(translation->ranks, 2);
@@ -72,12 +74,14 @@ TEST(Translate, RecordedRunBecomesTheParityRecipe) {
 }
 
 TEST(Translate, EveryRecordedRunResolves) {
-  for (const char* name : {"seed1", "seed1_default_dropout", "seed1_fp32", "seed1_dp2", "seed1_softmax_fp32", "seed1_mbs1", "seed2_dp2_distopt", "seed2_tp2_sp", "seed2_pp2", "llama_tiny", "moe_tiny", "moe_tiny_ep2"}) {
+  for (const char* name : {"seed1", "seed1_default_dropout", "seed1_fp32", "seed1_dp2", "seed1_softmax_fp32", "seed1_mbs1",
+                           "seed2_dp2_distopt", "seed2_tp2_sp", "seed2_pp2", "llama_tiny", "moe_tiny", "moe_tiny_ep2"}) {
     auto translation = TranslateFromMegatron(RecordedRun(name));
     ASSERT_TRUE(translation.ok()) << name << ": " << translation.status();
     auto resolved = ResolveTranslation(*translation, /*trainable=*/false);
     ASSERT_TRUE(resolved.ok()) << name << ": " << resolved.status();
-    const bool planned = std::string(name).find("tiny") != std::string::npos || std::string(name).find("tp2") != std::string::npos || std::string(name).find("pp2") != std::string::npos;
+    const bool planned = std::string(name).find("tiny") != std::string::npos ||
+                         std::string(name).find("tp2") != std::string::npos || std::string(name).find("pp2") != std::string::npos;
     EXPECT_EQ(ResolveTranslation(*translation).ok(), !planned) << name;
   }
   auto fp32 = TranslateFromMegatron(RecordedRun("seed1_fp32"));
@@ -89,9 +93,12 @@ TEST(Translate, EveryRecordedRunResolves) {
 
 TEST(Translate, ThereAndBackGivesTheSameHash) {
   const std::string line = RecordedRun("seed1");
-  for (const std::string& extra : std::vector<std::string>{"", " --no-bias-gelu-fusion --no-bias-dropout-fusion --cross-entropy-loss-fusion", " --lr-decay-style WSD --lr-wsd-decay-iters 4 --lr-warmup-iters 2",
-                                  " --use-distributed-optimizer --no-check-for-nan-in-loss-and-grad --clip-grad 0.5 --weight-decay 0.1",
-                                  " --start-weight-decay 0.01 --end-weight-decay 0.1 --weight-decay-incr-style linear", " --save-interval 5 --no-save-optim --log-params-norm --exit-interval 5"}) {
+  for (const std::string& extra : std::vector<std::string>{
+           "", " --no-bias-gelu-fusion --no-bias-dropout-fusion --cross-entropy-loss-fusion",
+           " --lr-decay-style WSD --lr-wsd-decay-iters 4 --lr-warmup-iters 2",
+           " --use-distributed-optimizer --no-check-for-nan-in-loss-and-grad --clip-grad 0.5 --weight-decay 0.1",
+           " --start-weight-decay 0.01 --end-weight-decay 0.1 --weight-decay-incr-style linear",
+           " --save-interval 5 --no-save-optim --log-params-norm --exit-interval 5"}) {
     auto translation = TranslateFromMegatron(line + extra);
     ASSERT_TRUE(translation.ok()) << extra << translation.status();
     auto resolved = ResolveTranslation(*translation);
@@ -108,7 +115,8 @@ TEST(Translate, ThereAndBackGivesTheSameHash) {
 TEST(Translate, BridgeRecipeToMegatronAndBack) {
   ResolveRequest request;
   request.recipe = "vanilla_gpt_pretrain_config";
-  request.overrides = {"model.num_layers=2", "model.hidden_size=256", "model.num_attention_heads=4", "dataset.seq_length=512", "train.train_iters=1000"};
+  request.overrides = {"model.num_layers=2", "model.hidden_size=256", "model.num_attention_heads=4", "dataset.seq_length=512",
+                       "train.train_iters=1000"};
   auto resolved = Resolve(request);
   ASSERT_TRUE(resolved.ok()) << resolved.status();
   const MegatronLine back = TranslateToMegatron(*resolved);
@@ -149,7 +157,8 @@ TEST(Translate, WrongValuesNameTheFlag) {
 TEST(Translate, SaysWhatItLeavesOutAndCorrects) {
   std::string run = RecordedRun("seed1");
   run.replace(run.find("--bf16"), 6, "--fp16");
-  auto translation = TranslateFromMegatron(run + " --load /ckpt --num-workers 4 --override-opt_param-scheduler --weight-decay 0.1");
+  auto translation =
+      TranslateFromMegatron(run + " --load /ckpt --num-workers 4 --override-opt_param-scheduler --weight-decay 0.1");
   ASSERT_TRUE(translation.ok()) << translation.status();
   EXPECT_THAT(translation->overrides, Contains("mixed_precision=fp16_mixed"));
   EXPECT_THAT(translation->notes, Contains(HasSubstr("--start resume")));
@@ -179,7 +188,8 @@ TEST(Translate, SeedDataBatchAndPatterns) {
 }
 
 TEST(Translate, ShellWords) {
-  EXPECT_THAT(*SplitShellWords("a 'b c' \"d \\\" e\" f\\ g \\\n h # rest\ni"), ::testing::ElementsAre("a", "b c", "d \" e", "f g", "h", "i"));
+  EXPECT_THAT(*SplitShellWords("a 'b c' \"d \\\" e\" f\\ g \\\n h # rest\ni"),
+              ::testing::ElementsAre("a", "b c", "d \" e", "f g", "h", "i"));
   EXPECT_THAT(*SplitShellWords("'' x"), ::testing::ElementsAre("", "x"));
   EXPECT_EQ(ShellQuote("a'b"), "'a'\\''b'");
   EXPECT_THAT(*SplitShellWords(ShellQuote("it's [a b]")), ::testing::ElementsAre("it's [a b]"));
@@ -187,7 +197,8 @@ TEST(Translate, ShellWords) {
 
 TEST(Docs, TableOfTheManualIsTheGeneratedOne) {
   const std::string page = ReadText("docs/megatron-lm.md");
-  const std::string begin = "<!-- flags: begin, made by build/bin/mb_schema_docs flags docs/megatron-lm.md -->\n\n", end = "<!-- flags: end -->";
+  const std::string begin = "<!-- flags: begin, made by build/bin/mb_schema_docs flags docs/megatron-lm.md -->\n\n",
+                    end = "<!-- flags: end -->";
   const size_t from = page.find(begin), to = page.find(end);
   ASSERT_NE(from, std::string::npos);
   ASSERT_NE(to, std::string::npos);

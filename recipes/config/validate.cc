@@ -14,7 +14,8 @@ std::string CompletedCommand(const CommandLine& command, const std::vector<std::
   for (const std::string& override_text : command.overrides) {
     const std::string key = override_text.substr(0, override_text.find('='));
     const std::string plain = key.substr(std::min(key.find_first_not_of('+'), key.size()));
-    const bool replaced = std::any_of(additions.begin(), additions.end(), [&plain](const auto& addition) { return addition.first == plain; });
+    const bool replaced =
+        std::any_of(additions.begin(), additions.end(), [&plain](const auto& addition) { return addition.first == plain; });
     if (!replaced) text += " " + override_text;
   }
   for (const auto& [key, value] : additions) text += " " + key + "=" + value;
@@ -38,20 +39,24 @@ std::string WorkingMicroBatches(int64_t global_batch, int64_t data_parallel) {
 
 // Warm-up in the unit of the decay.
 int64_t WarmupLength(const v1::SchedulerConfig& scheduler, bool in_samples, int64_t decay) {
-  if (scheduler.has_lr_warmup_fraction()) return static_cast<int64_t>(scheduler.lr_warmup_fraction() * static_cast<double>(decay));
+  if (scheduler.has_lr_warmup_fraction())
+    return static_cast<int64_t>(scheduler.lr_warmup_fraction() * static_cast<double>(decay));
   return in_samples ? scheduler.lr_warmup_samples() : scheduler.lr_warmup_iters();
 }
 
 }  // namespace
 
 void ValidateRequired(ConfigState* state) {
-  const std::pair<const char*, const char*> required[] = {
-      {"train.global_batch_size", "train.global_batch_size=32"}, {"train.micro_batch_size", "train.micro_batch_size=4"},
-      {"model.num_layers", "model.num_layers=2"},                {"model.hidden_size", "model.hidden_size=256"},
-      {"model.num_attention_heads", "model.num_attention_heads=4"}, {"optimizer.lr", "optimizer.lr=3e-4"},
-      {"tokenizer.tokenizer_type", "tokenizer.tokenizer_type=NullTokenizer"}};
+  const std::pair<const char*, const char*> required[] = {{"train.global_batch_size", "train.global_batch_size=32"},
+                                                          {"train.micro_batch_size", "train.micro_batch_size=4"},
+                                                          {"model.num_layers", "model.num_layers=2"},
+                                                          {"model.hidden_size", "model.hidden_size=256"},
+                                                          {"model.num_attention_heads", "model.num_attention_heads=4"},
+                                                          {"optimizer.lr", "optimizer.lr=3e-4"},
+                                                          {"tokenizer.tokenizer_type", "tokenizer.tokenizer_type=NullTokenizer"}};
   for (const auto& [key, example] : required) {
-    const bool already = std::any_of(state->violations.begin(), state->violations.end(), [key = key](const FieldViolation& v) { return v.field == key; });
+    const bool already = std::any_of(state->violations.begin(), state->violations.end(),
+                                     [key = key](const FieldViolation& v) { return v.field == key; });
     if (!already && !state->Has(key)) state->Fail(key, std::string("is not set; add for example ") + example);
   }
   if (!state->Has("optimizer.min_lr")) state->Derive("optimizer.min_lr", Value::Double(0.0), "default");
@@ -62,36 +67,48 @@ void ValidateModel(ConfigState* state) {
   const v1::ModelConfig& model = config.model();
   const int64_t heads = model.num_attention_heads(), groups = model.num_query_groups();
   if (heads > 0 && groups > 0 && heads % groups != 0) {
-    state->Fail("model.num_query_groups", "is " + Number(groups) + "; allowed: divisors of model.num_attention_heads " + Number(heads));
+    state->Fail("model.num_query_groups",
+                "is " + Number(groups) + "; allowed: divisors of model.num_attention_heads " + Number(heads));
   }
-  const int64_t tp = model.tensor_model_parallel_size(), pp = model.pipeline_model_parallel_size(), cp = model.context_parallel_size();
-  if (tp > 1 && heads % tp != 0) state->Fail("model.tensor_model_parallel_size", "is " + Number(tp) + "; allowed: divisors of model.num_attention_heads " + Number(heads));
+  const int64_t tp = model.tensor_model_parallel_size(), pp = model.pipeline_model_parallel_size(),
+                cp = model.context_parallel_size();
+  if (tp > 1 && heads % tp != 0)
+    state->Fail("model.tensor_model_parallel_size",
+                "is " + Number(tp) + "; allowed: divisors of model.num_attention_heads " + Number(heads));
   if (pp > 1 && model.num_layers() % pp != 0) {
-    state->Fail("model.pipeline_model_parallel_size", "is " + Number(pp) + "; allowed: divisors of model.num_layers " + Number(model.num_layers()));
+    state->Fail("model.pipeline_model_parallel_size",
+                "is " + Number(pp) + "; allowed: divisors of model.num_layers " + Number(model.num_layers()));
   }
   if (cp > 1 && model.seq_length() % (2 * cp) != 0) {
-    state->Fail("model.context_parallel_size", "is " + Number(cp) + " and twice that does not divide model.seq_length " + Number(model.seq_length()));
+    state->Fail("model.context_parallel_size",
+                "is " + Number(cp) + " and twice that does not divide model.seq_length " + Number(model.seq_length()));
   }
-  if (model.expert_model_parallel_size() > 1 && (model.num_moe_experts() < 1 || model.num_moe_experts() % model.expert_model_parallel_size() != 0)) {
-    state->Fail("model.expert_model_parallel_size", "is " + Number(model.expert_model_parallel_size()) + "; allowed: divisors of model.num_moe_experts");
+  if (model.expert_model_parallel_size() > 1 &&
+      (model.num_moe_experts() < 1 || model.num_moe_experts() % model.expert_model_parallel_size() != 0)) {
+    state->Fail("model.expert_model_parallel_size",
+                "is " + Number(model.expert_model_parallel_size()) + "; allowed: divisors of model.num_moe_experts");
   }
-  if (model.sequence_parallel() && tp <= 1) state->Change("model.sequence_parallel", Value::Bool(false), "model.tensor_model_parallel_size is 1");
+  if (model.sequence_parallel() && tp <= 1)
+    state->Change("model.sequence_parallel", Value::Bool(false), "model.tensor_model_parallel_size is 1");
   const int64_t tokens = config.tokenizer().vocab_size();
   if (tokens > 0 && model.vocab_size() > 0 && model.vocab_size() < tokens) {
-    state->Fail("model.vocab_size", "is " + Number(model.vocab_size()) + "; allowed: >= tokenizer.vocab_size, which is " + Number(tokens) +
-                                        " (a token id beyond the model's vocabulary can't be embedded)");
+    state->Fail("model.vocab_size", "is " + Number(model.vocab_size()) + "; allowed: >= tokenizer.vocab_size, which is " +
+                                        Number(tokens) + " (a token id beyond the model's vocabulary can't be embedded)");
   }
   if (tokens > 0 && config.tokenizer().null_tokenizer_eod_id() >= tokens) {
-    state->Fail("tokenizer.null_tokenizer_eod_id", "is " + state->Text("tokenizer.null_tokenizer_eod_id") + "; allowed: 0 .. " + Number(tokens - 1) + " (below tokenizer.vocab_size)");
+    state->Fail("tokenizer.null_tokenizer_eod_id", "is " + state->Text("tokenizer.null_tokenizer_eod_id") + "; allowed: 0 .. " +
+                                                       Number(tokens - 1) + " (below tokenizer.vocab_size)");
   }
   if (config.tokenizer().tokenizer_type() == "ByteLevelTokenizer" && tokens > 0 && tokens < 257) {
     state->Fail("tokenizer.vocab_size", "is " + Number(tokens) + "; the ByteLevelTokenizer needs 257 or more, or leave it out");
   }
-  if (config.dataset().mock() && tokens > 0 && tokens < 2) state->Fail("tokenizer.vocab_size", "is " + Number(tokens) + "; mock data need 2 or more");
+  if (config.dataset().mock() && tokens > 0 && tokens < 2)
+    state->Fail("tokenizer.vocab_size", "is " + Number(tokens) + "; mock data need 2 or more");
   // Products that would not fit 64 bits are nobody's model.
-  for (const char* key : {"model.hidden_size", "model.ffn_hidden_size", "model.num_attention_heads", "model.kv_channels", "model.seq_length", "model.vocab_size",
-                          "model.num_layers", "train.micro_batch_size"}) {
-    if (state->Get(key).integer > (int64_t{1} << 24)) state->Fail(key, "is " + state->Text(key) + "; allowed: at most " + Number(int64_t{1} << 24));
+  for (const char* key : {"model.hidden_size", "model.ffn_hidden_size", "model.num_attention_heads", "model.kv_channels",
+                          "model.seq_length", "model.vocab_size", "model.num_layers", "train.micro_batch_size"}) {
+    if (state->Get(key).integer > (int64_t{1} << 24))
+      state->Fail(key, "is " + state->Text(key) + "; allowed: at most " + Number(int64_t{1} << 24));
   }
 }
 
@@ -104,8 +121,9 @@ void ValidateBatch(const Layout& layout, ConfigState* state) {
   std::string next = "use train.global_batch_size=" + (below > 0 ? Number(below) + " or " : "") + Number(below + unit);
   const std::string micros = WorkingMicroBatches(global, dp);
   if (!micros.empty()) next += ", or a train.micro_batch_size of " + micros;
-  state->Fail("train.global_batch_size", "is " + Number(global) + "; allowed: multiples of train.micro_batch_size * data parallel size = " + Number(micro) + " * " + Number(dp) +
-                                             " = " + Number(unit) + "; " + next);
+  state->Fail("train.global_batch_size",
+              "is " + Number(global) + "; allowed: multiples of train.micro_batch_size * data parallel size = " + Number(micro) +
+                  " * " + Number(dp) + " = " + Number(unit) + "; " + next);
 }
 
 void ValidateSchedule(const CommandLine& command, ConfigState* state) {
@@ -113,31 +131,40 @@ void ValidateSchedule(const CommandLine& command, ConfigState* state) {
   const v1::OptimizerConfig& optimizer = config.optimizer();
   const v1::SchedulerConfig& scheduler = config.scheduler();
   if (optimizer.min_lr() > optimizer.lr() && optimizer.has_lr()) {
-    state->Fail("optimizer.min_lr", "is " + state->Text("optimizer.min_lr") + "; allowed: 0 .. optimizer.lr, which is " + state->Text("optimizer.lr"));
+    state->Fail("optimizer.min_lr", "is " + state->Text("optimizer.min_lr") + "; allowed: 0 .. optimizer.lr, which is " +
+                                        state->Text("optimizer.lr"));
   }
   if (scheduler.lr_warmup_init() > optimizer.lr() && optimizer.has_lr()) {
-    state->Fail("scheduler.lr_warmup_init", "is " + state->Text("scheduler.lr_warmup_init") + "; allowed: 0 .. optimizer.lr, which is " + state->Text("optimizer.lr"));
+    state->Fail("scheduler.lr_warmup_init", "is " + state->Text("scheduler.lr_warmup_init") +
+                                                "; allowed: 0 .. optimizer.lr, which is " + state->Text("optimizer.lr"));
   }
   const bool in_samples = config.train().has_train_samples();
   const std::string counted = in_samples ? "samples" : "iters";
   const std::string length_key = "train.train_" + counted, decay_key = "scheduler.lr_decay_" + counted;
-  const std::string warmup_key = scheduler.has_lr_warmup_fraction() ? "scheduler.lr_warmup_fraction" : "scheduler.lr_warmup_" + counted;
+  const std::string warmup_key =
+      scheduler.has_lr_warmup_fraction() ? "scheduler.lr_warmup_fraction" : "scheduler.lr_warmup_" + counted;
   const int64_t length = in_samples ? config.train().train_samples() : config.train().train_iters();
   const int64_t decay = in_samples ? scheduler.lr_decay_samples() : scheduler.lr_decay_iters();
   if (length < 1 || decay < 1) return;
   const int64_t warmup = WarmupLength(scheduler, in_samples, decay);
   if (scheduler.lr_decay_style() == "WSD") {
     const int64_t wsd = in_samples ? scheduler.lr_wsd_decay_samples() : scheduler.lr_wsd_decay_iters();
-    if (wsd > decay) state->Fail("scheduler.lr_wsd_decay_" + counted, "is " + Number(wsd) + "; allowed: 1 .. " + decay_key + ", which is " + Number(decay));
+    if (wsd > decay)
+      state->Fail("scheduler.lr_wsd_decay_" + counted,
+                  "is " + Number(wsd) + "; allowed: 1 .. " + decay_key + ", which is " + Number(decay));
   }
   if (config.scheduler().has_max_steps() && config.scheduler().max_steps() < length && !in_samples) {
-    state->Fail("scheduler.max_steps", "is " + Number(scheduler.max_steps()) + "; allowed: >= train.train_iters, which is " + Number(length));
+    state->Fail("scheduler.max_steps",
+                "is " + Number(scheduler.max_steps()) + "; allowed: >= train.train_iters, which is " + Number(length));
   }
   // A schedule of the recipe longer than the user's training would end it with a learning rate nobody asked for.
-  const bool short_of_decay = length < decay && state->LevelOf(decay_key) != kUnset && state->LevelOf(decay_key) < state->LevelOf(length_key);
+  const bool short_of_decay =
+      length < decay && state->LevelOf(decay_key) != kUnset && state->LevelOf(decay_key) < state->LevelOf(length_key);
   const bool short_of_warmup = warmup >= std::min(length, decay);
   if (!short_of_decay && !short_of_warmup) {
-    if (length < decay) state->warnings.push_back(length_key + "=" + Number(length) + " ends before " + decay_key + "=" + Number(decay) + ": the learning rate does not reach optimizer.min_lr");
+    if (length < decay)
+      state->warnings.push_back(length_key + "=" + Number(length) + " ends before " + decay_key + "=" + Number(decay) +
+                                ": the learning rate does not reach optimizer.min_lr");
     return;
   }
   const int64_t unit = in_samples ? std::max<int64_t>(1, config.train().global_batch_size()) : 1;
@@ -148,9 +175,11 @@ void ValidateSchedule(const CommandLine& command, ConfigState* state) {
     if (scheduler.has_lr_warmup_fraction()) additions.emplace_back("scheduler.lr_warmup_fraction", "null");
   }
   additions.emplace_back(decay_key, Number(length));
-  const std::string what = short_of_warmup ? "warm-up (" + warmup_key + "=" + state->Text(warmup_key) + ") does not end before " + (length < decay ? "training" : "decay") + " does"
+  const std::string what = short_of_warmup ? "warm-up (" + warmup_key + "=" + state->Text(warmup_key) + ") does not end before " +
+                                                 (length < decay ? "training" : "decay") + " does"
                                            : "decay (" + decay_key + "=" + Number(decay) + ") does not end before training does";
-  state->Fail(length_key, "is " + Number(length) + " but the " + what + "; give the schedule its length too:\n  " + CompletedCommand(command, additions));
+  state->Fail(length_key, "is " + Number(length) + " but the " + what + "; give the schedule its length too:\n  " +
+                              CompletedCommand(command, additions));
 }
 
 std::vector<FieldViolation> UnsupportedKeys(const ConfigState& state) {
@@ -163,13 +192,16 @@ std::vector<FieldViolation> UnsupportedKeys(const ConfigState& state) {
     Value accepted = key.Default();
     if (!key.info->only().empty()) accepted = ParseWord(key.info->only());
     if (value == accepted) continue;
-    unsupported.push_back({key.path, "is " + FormatValue(value) + ", which needs an engine part that this version does not have; accepted: " +
+    unsupported.push_back({key.path, "is " + FormatValue(value) +
+                                         ", which needs an engine part that this version does not have; accepted: " +
                                          (accepted.is_null() ? "leave it out" : FormatValue(accepted))});
   }
   static const char* kTokenizers[] = {"NullTokenizer", "ByteLevelTokenizer"};
   const std::string& tokenizer = state.config.tokenizer().tokenizer_type();
   if (!tokenizer.empty() && std::find(std::begin(kTokenizers), std::end(kTokenizers), tokenizer) == std::end(kTokenizers)) {
-    unsupported.push_back({"tokenizer.tokenizer_type", "is " + tokenizer + ", which this version does not have; accepted: NullTokenizer, ByteLevelTokenizer"});
+    unsupported.push_back(
+        {"tokenizer.tokenizer_type",
+         "is " + tokenizer + ", which this version does not have; accepted: NullTokenizer, ByteLevelTokenizer"});
   }
   return unsupported;
 }

@@ -69,7 +69,8 @@ class Parser {
 
   absl::StatusOr<Value> ParseAll() {
     absl::StatusOr<Value> value = Parse(/*delimiters=*/"", 0);
-    if (value.ok() && at_ != text_.size()) return Wrong("unexpected text after position " + std::to_string(at_) + ": " + text_.substr(at_));
+    if (value.ok() && at_ != text_.size())
+      return Wrong("unexpected text after position " + std::to_string(at_) + ": " + text_.substr(at_));
     return value;
   }
 
@@ -232,7 +233,8 @@ Value ParseWord(const std::string& word) {
 
 absl::StatusOr<Value> ParseValue(const std::string& text) {
   if (text.empty()) return Wrong("the value is empty; write null for no value or '' for an empty text");
-  if (IsBlank(text.front()) || IsBlank(text.back())) return Wrong("the value has blanks at its ends; quote it if they belong to it");
+  if (IsBlank(text.front()) || IsBlank(text.back()))
+    return Wrong("the value has blanks at its ends; quote it if they belong to it");
   return Parser(text).ParseAll();
 }
 

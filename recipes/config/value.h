@@ -19,8 +19,8 @@ struct Value {
   Kind kind = Kind::kNull;
   bool boolean = false;
   int64_t integer = 0;
-  double number = 0.0;   // Also set for kInt.
-  std::string text;      // Content of a string; of other scalars, the text they were written as.
+  double number = 0.0;  // Also set for kInt.
+  std::string text;     // Content of a string; of other scalars, the text they were written as.
   std::vector<Value> list;
   std::vector<std::pair<std::string, Value>> map;
 
