@@ -1,7 +1,10 @@
 // mbrank: the process of one rank, and the subcommands that need the engine (preflight, verification, data preparation).
 #include <CLI/CLI.hpp>
 
+#include <unistd.h>
+
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #include "proto/rpc/version.h"
@@ -27,9 +30,18 @@ void AddTrain(CLI::App* app, mbridge::StandaloneOptions* options) {
   train->add_option("--threads", options->threads, "Threads (default: cores / ranks)")->check(CLI::NonNegativeNumber);
 }
 
+// OpenMP read its environment when the program was loaded: starts the program again with the right one, as the shim does for
+// ranks of jobs. A spinning barrier on a busy core costs a time slice.
+void EnsurePassiveWaiting(char** argv) {
+  if (std::getenv("OMP_WAIT_POLICY") != nullptr) return;
+  setenv("OMP_WAIT_POLICY", "passive", 1);
+  execv("/proc/self/exe", argv);  // Where that fails, training is only slower.
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  EnsurePassiveWaiting(argv);
   CLI::App app("mbrank: a rank of a training job");
   app.set_version_flag("--version", mbridge::VersionLine("mbrank"));
   std::string spec_path, verify_path, manifest_hash;
