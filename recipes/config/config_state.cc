@@ -24,7 +24,7 @@ void ConfigState::Set(const std::string& key, const Value& value, v1::Origin ori
 }
 
 void ConfigState::Derive(const std::string& key, const Value& value, const std::string& from) {
-  if (auto wrong = WriteKey(KeyOf(key), value, &config)) throw std::logic_error("derived " + key + " " + *wrong);
+  if (auto wrong = WriteKey(KeyOf(key), value, &config)) return Fail(key, "follows from " + from + ": " + *wrong);
   Setting& setting = settings[key];
   setting.origin = v1::ORIGIN_DERIVED;
   setting.source = from;

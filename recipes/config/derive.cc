@@ -289,9 +289,9 @@ Layout DeriveLayout(int ranks, ConfigState* state) {
   const int required = RequiredRanks(state->config);
   Layout layout;
   layout.ranks = ranks == 0 ? required : ranks;
-  const int64_t dense = std::max<int64_t>(1, model.tensor_model_parallel_size()) *
-                        std::max<int64_t>(1, model.pipeline_model_parallel_size()) *
-                        std::max<int64_t>(1, model.context_parallel_size());
+  const auto size = [](int64_t value) { return std::max<int64_t>(1, value); };
+  const int64_t dense =
+      size(model.tensor_model_parallel_size()) * size(model.pipeline_model_parallel_size()) * size(model.context_parallel_size());
   if (layout.ranks < 1 || layout.ranks % required != 0) {
     state->Fail("ranks",
                 "is " + std::to_string(layout.ranks) + "; allowed: multiples of " + std::to_string(required) +
@@ -299,7 +299,7 @@ Layout DeriveLayout(int ranks, ConfigState* state) {
                     std::to_string(dense) + ")");
     layout.ranks = required;
   }
-  layout.data_parallel = static_cast<int>(layout.ranks / dense);
+  layout.data_parallel = std::max(1, static_cast<int>(layout.ranks / dense));
   return layout;
 }
 

@@ -172,7 +172,7 @@ void DeriveAndValidate(const ResolveRequest& request, const std::string& recipe,
   DeriveOptimizer(state);
   DeriveSchedule(state);
   *layout = DeriveLayout(request.ranks, state);
-  ValidateRequired(state);
+  ValidateRequired(request.require_trainable, state);
   ValidateModel(state);
   ValidateBatch(*layout, state);
   ValidateSchedule({recipe, request.overrides}, state);

@@ -300,7 +300,7 @@ TEST(Overrides, WrongTypesAndRangesNameWhatIsAllowed) {
     const char* key;
     const char* text;
   };
-  const Case cases[] = {{"train.train_iters=ten", "train.train_iters", "expects int (>= 1)"},
+  const Case cases[] = {{"train.train_iters=ten", "train.train_iters", "expects int (1 .. 1000000000000)"},
                         {"train.train_iters=1e3", "train.train_iters", "write 1000"},
                         {"train.train_iters=2.5", "train.train_iters", "expects int"},
                         {"train.global_batch_size=99999999999999999999", "train.global_batch_size", "expects int"},
@@ -525,6 +525,36 @@ TEST(Rules, MissingSizesAreNamed) {
   EXPECT_THAT(Violation(Submit({"model.num_layers=2", "model.hidden_size=250", "model.num_attention_heads=4"}).status(),
                         "model.num_attention_heads"),
               HasSubstr("does not divide"));
+}
+
+// Whatever stands in a request: an answer, never a crash.
+TEST(Rules, ExtremeNumbersAreRefused) {
+  for (const Key& key : Schema::Get().keys()) {
+    if (key.info->effect() == v1::EFFECT_NONE || (key.TypeName() != "int" && key.TypeName() != "float")) continue;
+    for (const char* value : {"0", "9223372036854775807", "1000000000000", "16777216", "1e308"}) {
+      ResolveRequest request;
+      request.recipe = "vanilla_gpt";
+      request.overrides = With(Without(CorrelationRun(), key.path), {key.path + "=" + value});
+      request.require_trainable = false;
+      auto resolved = Resolve(request);
+      EXPECT_TRUE(!resolved.ok() || resolved->per_rank().activation_bytes() >= 0) << key.path << "=" << value;
+    }
+  }
+  EXPECT_THAT(Violation(Submit(With(Without(CorrelationRun(), "model.hidden_size"),
+                                    {"model.hidden_size=1048576", "model.ffn_hidden_size=4194304"}))
+                            .status(),
+                        "model.ffn_hidden_size"),
+              HasSubstr("set twice"));
+  EXPECT_THAT(Violation(Submit({"model.num_layers=16384", "model.hidden_size=1048576", "model.num_attention_heads=4"}).status(),
+                        "model.hidden_size"),
+              HasSubstr("at most 1e15"));
+}
+
+TEST(Rules, ARecipeWithoutSizesCanBeShown) {
+  auto shown = Show({}, "vanilla_gpt");
+  ASSERT_TRUE(shown.ok()) << shown.status();
+  EXPECT_THAT(shown->warnings(), ::testing::Contains(HasSubstr("model.num_layers is not set")));
+  EXPECT_FALSE(shown->config().model().has_num_layers());
 }
 
 TEST(ConfigFiles, ErrorsNameFileAndLine) {

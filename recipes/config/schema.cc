@@ -19,6 +19,8 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::Reflection;
 
+constexpr double kLargestInt = 1e15;
+
 bool IsBlend(const FieldDescriptor* field) { return field->message_type() == v1::Blend::descriptor(); }
 
 void CollectKeys(const google::protobuf::Descriptor* message, const std::string& prefix,
@@ -63,6 +65,12 @@ std::string CanonicalWord(const Key& key, const std::string& word) {
   return word;
 }
 
+// Bounds of sizes read better as plain digits than as 1e+12.
+std::string Bound(double value) {
+  const bool whole = value == std::floor(value) && std::abs(value) < 1e16;
+  return whole ? std::to_string(static_cast<int64_t>(value)) : FormatDouble(value);
+}
+
 bool InRange(const v1::KeyInfo& info, double value) {
   if (info.has_min() && (info.min_exclusive() ? value <= info.min() : value < info.min())) return false;
   return !info.has_max() || (info.max_exclusive() ? value < info.max() : value <= info.max());
@@ -94,6 +102,8 @@ std::optional<std::string> WriteScalar(const Key& key, const Value& value, Messa
         return got + (whole ? "; write " + std::to_string(static_cast<int64_t>(value.number)) : "");
       }
       if (!InRange(*key.info, value.number)) return "is " + value.text + "; allowed: " + key.RangeText();
+      // Doubles hold these exactly, and products of two sizes fit 64 bits.
+      if (std::abs(value.number) > kLargestInt) return "is " + value.text + "; allowed: at most " + Bound(kLargestInt);
       Put(
           field, [&] { reflection->SetInt64(message, field, value.integer); },
           [&] { reflection->AddInt64(message, field, value.integer); });
@@ -236,9 +246,10 @@ std::string Key::RangeText() const {
   for (const std::string& word : info->allowed()) words += (words.empty() ? "" : " | ") + word;
   if (!words.empty()) return words;
   if (info->has_min() && info->has_max()) {
-    return FormatDouble(info->min()) + " .. " + (info->max_exclusive() ? "below " : "") + FormatDouble(info->max());
+    return Bound(info->min()) + " .. " + (info->max_exclusive() ? "below " : "") + Bound(info->max());
   }
-  if (info->has_min()) return (info->min_exclusive() ? "> " : ">= ") + FormatDouble(info->min());
+  if (info->has_max() && !info->has_min()) return "<= " + Bound(info->max());
+  if (info->has_min()) return (info->min_exclusive() ? "> " : ">= ") + Bound(info->min());
   return "";
 }
 

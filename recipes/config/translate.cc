@@ -103,6 +103,7 @@ class Translator {
 
   // Returns the index after the flag and its values.
   size_t TakeFlag(const std::vector<std::string>& words, size_t at) {
+    if (words[at] == "--") return at + 1;
     if (!IsFlag(words[at])) {
       Wrong(words[at], "is not a flag and follows none that takes it");
       return at + 1;

@@ -44,9 +44,34 @@ int64_t WarmupLength(const v1::SchedulerConfig& scheduler, bool in_samples, int6
   return in_samples ? scheduler.lr_warmup_samples() : scheduler.lr_warmup_iters();
 }
 
+// Sizes that are each allowed and together nobody's model; the estimates behind this stay within 64 bits.
+void ValidateSize(ConfigState* state) {
+  const v1::ModelConfig& m = state->config.model();
+  const auto real = [](int64_t value) { return static_cast<double>(std::max<int64_t>(1, value)); };
+  const double h = real(m.hidden_size()), layers = real(m.num_layers()),
+               q = real(m.kv_channels()) * real(m.num_attention_heads());
+  const double width = real(m.ffn_hidden_size()) + real(m.moe_ffn_hidden_size()) * real(m.num_moe_experts());
+  const double parameters = layers * (4 * h * q + 3 * h * width) + 2 * h * real(m.vocab_size()) + h * real(m.seq_length());
+  const double attention = layers * q * real(m.seq_length());
+  if (std::max(parameters, attention) > 1e15) {
+    return state->Fail("model.hidden_size", "is " + state->Text("model.hidden_size") +
+                                                " and makes, with layers, heads and MLP, a model of about " +
+                                                FormatDouble(parameters) + " parameters; allowed: at most 1e15");
+  }
+  const double tokens = real(m.seq_length()) * real(state->config.train().micro_batch_size());
+  const double bytes =
+      tokens * (layers * (16 * h + 8 * q + 8 * width + 3 * real(m.num_attention_heads()) * real(m.seq_length())) +
+                8 * real(m.vocab_size()));
+  if (bytes > 1e18) {
+    state->Fail("train.micro_batch_size", "is " + state->Text("train.micro_batch_size") + " and needs about " +
+                                              FormatDouble(bytes) + " bytes of activations with model.seq_length " +
+                                              state->Text("model.seq_length") + "; allowed: at most 1e18");
+  }
+}
+
 }  // namespace
 
-void ValidateRequired(ConfigState* state) {
+void ValidateRequired(bool for_a_job, ConfigState* state) {
   const std::pair<const char*, const char*> required[] = {{"train.global_batch_size", "train.global_batch_size=32"},
                                                           {"train.micro_batch_size", "train.micro_batch_size=4"},
                                                           {"model.num_layers", "model.num_layers=2"},
@@ -57,7 +82,12 @@ void ValidateRequired(ConfigState* state) {
   for (const auto& [key, example] : required) {
     const bool already = std::any_of(state->violations.begin(), state->violations.end(),
                                      [key = key](const FieldViolation& v) { return v.field == key; });
-    if (!already && !state->Has(key)) state->Fail(key, std::string("is not set; add for example ") + example);
+    if (already || state->Has(key)) continue;
+    if (for_a_job) {
+      state->Fail(key, std::string("is not set; add for example ") + example);
+    } else {
+      state->warnings.push_back(std::string(key) + " is not set and a job needs it; add for example " + example);
+    }
   }
   if (!state->Has("optimizer.min_lr")) state->Derive("optimizer.min_lr", Value::Double(0.0), "default");
 }
@@ -104,17 +134,16 @@ void ValidateModel(ConfigState* state) {
   }
   if (config.dataset().mock() && tokens > 0 && tokens < 2)
     state->Fail("tokenizer.vocab_size", "is " + Number(tokens) + "; mock data need 2 or more");
-  // Products that would not fit 64 bits are nobody's model.
-  for (const char* key : {"model.hidden_size", "model.ffn_hidden_size", "model.num_attention_heads", "model.kv_channels",
-                          "model.seq_length", "model.vocab_size", "model.num_layers", "train.micro_batch_size"}) {
-    if (state->Get(key).integer > (int64_t{1} << 24))
-      state->Fail(key, "is " + state->Text(key) + "; allowed: at most " + Number(int64_t{1} << 24));
-  }
+  ValidateSize(state);
 }
 
 void ValidateBatch(const Layout& layout, ConfigState* state) {
   const v1::TrainConfig& train = state->config.train();
   const int64_t global = train.global_batch_size(), micro = train.micro_batch_size(), dp = layout.data_parallel;
+  if (static_cast<double>(global) * static_cast<double>(train.train_iters()) > 1e15) {
+    state->Fail("train.train_iters", "is " + state->Text("train.train_iters") + " and makes, with train.global_batch_size " +
+                                         Number(global) + ", more than 1e15 samples; use fewer");
+  }
   if (global < 1 || micro < 1 || global % (micro * dp) == 0) return;
   const int64_t unit = micro * dp;
   const int64_t below = global / unit * unit;
