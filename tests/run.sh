@@ -2,7 +2,7 @@
 # Installs what the tests need, builds everything and runs every test. Safe to repeat.
 #
 #   bash tests/run.sh [--full] [--no-packages] [CTEST ARGUMENT...]
-#     --full   also the long forms: random kills (MB_FULL=1), fuzzing, benchmarks, promtool
+#     --full   also the long forms: random kills and soak (MB_FULL=1), the benchmark, promtool
 #   Examples: bash tests/run.sh -R parity_      bash tests/run.sh -L e2e
 #   The last line is 'N passed, N failed'; the exit code is 0 only when nothing failed and something ran.
 source "$(dirname "${BASH_SOURCE[0]}")/../deploy/lib/common.sh"

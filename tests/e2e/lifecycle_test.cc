@@ -1,4 +1,5 @@
 // Start, stop, and refusals to start.
+#include <rocksdb/db.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -15,6 +16,13 @@ class Lifecycle : public testing::Test {
   Arguments StateArguments() const {
     return {"--state-dir", (service_.directory() / "other").string(), "--listen",
             "unix:" + (service_.directory() / "other.sock").string(), "--metrics-listen", "none", "--no-local-agent"};
+  }
+  // The folder that holds db/CURRENT.
+  std::filesystem::path StoreDirectory() const {
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(service_.state_directory())) {
+      if (entry.path().filename() == "CURRENT") return entry.path().parent_path().parent_path();
+    }
+    return {};
   }
   Service service_{Service::Options{.environment = {{"MB_FAILPOINTS", "train.iteration=sleep:50"}}, .tcp = true}};
 };
@@ -87,6 +95,20 @@ TEST_F(Lifecycle, SecondCoordinatorOnTheSameStore) {
   EXPECT_THAT(result, Exited(8));
   EXPECT_THAT(result.err, AllOf(HasSubstr("STORE_LOCKED"), HasSubstr(service_.state_directory().string())));
   EXPECT_THAT(service_.Mbctl({"ps"}), Exited(0)) << "the first one goes on";
+}
+
+TEST_F(Lifecycle, StoreOfANewerVersionIsRefused) {
+  ASSERT_TRUE(service_.Start()) << service_.log_text();
+  service_.coordinator().Signal(SIGTERM);
+  ASSERT_TRUE(service_.coordinator().Wait(Seconds(20)));
+  rocksdb::DB* db = nullptr;
+  const rocksdb::Status opened = rocksdb::DB::Open(rocksdb::Options(), StoreDirectory() / "db", &db);
+  ASSERT_TRUE(opened.ok()) << opened.ToString();
+  ASSERT_TRUE(db->Put(rocksdb::WriteOptions(), "Vversion", "999").ok());
+  delete db;
+  ASSERT_FALSE(service_.Start());
+  EXPECT_EQ(service_.coordinator().exit_code(), 8);
+  EXPECT_THAT(service_.log_text(), AllOf(HasSubstr("STORE_TOO_NEW"), HasSubstr("999")));
 }
 
 TEST_F(Lifecycle, DamagedStoreIsNotOpened) {
