@@ -15,6 +15,7 @@
 
 #include "proto/rpc/status_details.h"
 #include "worker/spool/file.h"
+#include "worker/spool/timestamp.h"
 
 namespace mbridge::agent {
 namespace {
@@ -77,6 +78,7 @@ Agent::~Agent() { ::close(lock_); }
 absl::StatusOr<std::unique_ptr<Agent>> Agent::Open(const AgentOptions& options) {
   std::error_code error;
   fs::create_directories(options.state_directory + "/attempts", error);
+  if (!error) fs::permissions(options.state_directory, fs::perms::owner_all, error);
   if (error) return spool::ErrnoStatus(error.value(), "cannot create " + options.state_directory + "/attempts");
   MB_ASSIGN_OR_RETURN(const int lock, TakeLock(options.state_directory + "/agent.lock"));
   std::unique_ptr<Agent> agent(new Agent(options, lock));
@@ -249,7 +251,7 @@ void Agent::ReportFailedStart(const v1::AttemptOrder& order, const absl::Status&
     end->set_exit_code(-1);
     end->set_reason(reason != v1::REASON_UNSPECIFIED ? reason : v1::REASON_SPAWN_FAILED);
     end->set_detail(std::string(status.message()));
-    end->mutable_time()->set_seconds(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now()));
+    *end->mutable_time() = spool::NowTimestamp();
   }
 }
 
@@ -281,6 +283,7 @@ void Agent::BeginShutdown(TimePoint now) {
 
 bool Agent::finished(TimePoint now) const {
   if (!ended_at_.has_value()) return false;
+  if (attempts_.empty() && shutdown_task_.empty()) return true;
   return ends_reported_ || now - *ended_at_ > kShutdownReport;
 }
 

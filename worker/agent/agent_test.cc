@@ -190,6 +190,19 @@ TEST_F(AgentTest, AKilledAgentTakesItsRankUpAgainWithoutGapOrRepetition) {
   EXPECT_EQ(Count(coordinator_->View("j-1").logs[0], "started"), 1u);
 }
 
+TEST_F(AgentTest, AnAgentThatIsKilledAtAnyMomentOfAStartStartsTheRankOnce) {
+  for (int i = 0; i < 8; ++i) {
+    const std::string job = "j-" + std::to_string(i);
+    Run(job, "records=5 interval=5 end=complete");
+    ::usleep(static_cast<useconds_t>(i) * 12'000);
+    KillAgent();
+    StartAgent();
+    EXPECT_EQ(WaitForEnds(job).at(0).reason(), v1::REASON_COMPLETED) << i;
+    EXPECT_EQ(coordinator_->View(job).records.size(), 5u) << i;
+    EXPECT_EQ(Count(coordinator_->View(job).logs[0], "started"), 1u) << i;
+  }
+}
+
 TEST_F(AgentTest, AnEndWhileTheAgentIsAwayIsReportedAfterwards) {
   Run("j-1", "records=20 interval=20 end=signal:11");
   ASSERT_TRUE(WaitForRecords("j-1", 2));

@@ -1,6 +1,8 @@
 // Cases that need a damaged or foreign state directory, without processes.
 #include "worker/agent/attempt.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -11,6 +13,7 @@
 
 #include "worker/agent/agent.h"
 #include "worker/agent/checkpoint_removal.h"
+#include "worker/agent/coordinator_link.h"
 #include "worker/agent/inventory.h"
 #include "worker/spool/file.h"
 
@@ -180,6 +183,25 @@ TEST_F(AttemptTest, ALogThatRunsAwayLosesItsMiddleAndSaysHowMuch) {
   EXPECT_TRUE(chunk.data().ends_with("end"));
 }
 
+TEST_F(AttemptTest, AnAcknowledgedLogDoesNotFillTheDisk) {
+  auto attempt = Create(1);
+  const std::string log = attempt->files().LogPath(0);
+  const int fd = ::open(log.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  ASSERT_EQ(::pwrite(fd, std::string(1 << 20, 'a').data(), 1 << 20, 0), 1 << 20);
+  ASSERT_EQ(::ftruncate(fd, int64_t{400} << 20), 0);
+  struct stat before {};
+  ASSERT_EQ(::fstat(fd, &before), 0);
+  v1::AttemptOrder order;
+  order.add_logs()->set_offset(int64_t{400} << 20);
+  attempt->Acknowledge(order);
+  Report(attempt.get());
+  struct stat after {};
+  ASSERT_EQ(::fstat(fd, &after), 0);
+  EXPECT_EQ(after.st_size, before.st_size);
+  EXPECT_LT(after.st_blocks, before.st_blocks);
+  ::close(fd);
+}
+
 TEST_F(AttemptTest, RemovesOnlyCheckpointsAndFinishesInterruptedRemovals) {
   namespace fs = std::filesystem;
   const std::string step = directory_ + "/step_1";
@@ -217,6 +239,29 @@ TEST_F(AttemptTest, APreflightThatHangsIsEnded) {
   }
   ASSERT_EQ(request.results().size(), 1);
   EXPECT_THAT(request.results(0).detail(), ::testing::HasSubstr("took too long"));
+}
+
+TEST(CoordinatorLink, NamesTheOptionThatIsWrong) {
+  const auto message = [](const LinkOptions& options) { return std::string(CoordinatorLink::Open(options).status().message()); };
+  EXPECT_THAT(message({}), ::testing::HasSubstr("--coordinator"));
+  EXPECT_THAT(message({"x:1", "", "cert", "key"}), ::testing::HasSubstr("--tls-ca"));
+  EXPECT_THAT(message({"x:1", "ca", "cert", ""}), ::testing::HasSubstr("--tls-key"));
+  EXPECT_THAT(message({"x:1", "/nonexistent/ca.pem", "", ""}), ::testing::HasSubstr("/nonexistent/ca.pem"));
+}
+
+TEST(CoordinatorLink, AFailedCallIsAnAnswerAndTheNextOneConnectsAnew) {
+  auto link = CoordinatorLink::Open({"unix:/nonexistent/c.sock", "", "", ""});
+  ASSERT_TRUE(link.ok());
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_FALSE((*link)->TakeAnswer().has_value());
+    (*link)->StartSync(v1::SyncRequest(), std::chrono::seconds(20));
+    (*link)->Wait(std::chrono::seconds(20));
+    const auto answer = (*link)->TakeAnswer();
+    ASSERT_TRUE(answer.has_value());
+    EXPECT_TRUE(absl::IsUnavailable(answer->status())) << answer->status();
+    EXPECT_FALSE((*link)->busy());
+  }
+  (*link)->StartSync(v1::SyncRequest(), std::chrono::hours(1));  // The destructor does not wait for it.
 }
 
 TEST(Inventory, KnowsItsNode) {

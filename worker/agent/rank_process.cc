@@ -10,6 +10,7 @@
 #include <spdlog/spdlog.h>
 
 #include "worker/spool/file.h"
+#include "worker/spool/timestamp.h"
 
 namespace mbridge::agent {
 namespace {
@@ -169,7 +170,7 @@ void RankProcess::End(v1::Reason reason, const std::string& detail) {
   end_.set_detail(detail);
   if (!end_.has_time()) {
     end_.set_exit_code(-1);
-    end_.mutable_time()->set_seconds(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now()));
+    *end_.mutable_time() = spool::NowTimestamp();
   }
 }
 

@@ -13,6 +13,7 @@ namespace mbridge::agent {
 namespace {
 
 constexpr int64_t kLogChunk = 128 << 10;
+constexpr int64_t kLogKept = 256 << 20;
 constexpr int64_t kLogBehind = 8 << 20;  // Farther behind than this, the middle of a log is skipped.
 
 }  // namespace
@@ -88,6 +89,17 @@ void LogFeed::Acknowledge(int64_t offset) {
   acknowledged_ = offset;
 }
 
+void LogFeed::FreeOldBlocks(int64_t size) {
+  const int64_t end = std::min(acknowledged_, size) - kLogKept;
+  if (end - freed_ < kLogKept / 4) return;
+  freed_ = end;
+  const int fd = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
+  if (fd < 0) return;
+  // Not every file system can; then the log stays whole.
+  if (::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, end) != 0) spdlog::debug("{} cannot be trimmed", path_);
+  ::close(fd);
+}
+
 bool LogFeed::Fill(v1::AttemptReport* report, Budget* budget) {
   if (!acknowledged_once_) return false;
   const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
@@ -111,6 +123,7 @@ bool LogFeed::Fill(v1::AttemptReport* report, Budget* budget) {
     }
   }
   ::close(fd);
+  FreeOldBlocks(size);
   return offset + got >= size;
 }
 

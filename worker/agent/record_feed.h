@@ -46,7 +46,8 @@ class RecordFeed {
 };
 
 // Bytes of one rank's log after the acknowledged offset. A log that grows faster than it can be shipped loses its middle,
-// counted in dropped_bytes; the file keeps it. Not thread-safe.
+// counted in dropped_bytes. Of what was acknowledged the file keeps the last 256 MiB; the blocks of the rest are freed, so
+// that a runaway log does not fill the disk. Not thread-safe.
 class LogFeed {
  public:
   LogFeed(int rank, std::string path) : rank_(rank), path_(std::move(path)) {}
@@ -55,10 +56,13 @@ class LogFeed {
   bool Fill(v1::AttemptReport* report, Budget* budget);
 
  private:
+  void FreeOldBlocks(int64_t size);
+
   const int rank_;
   const std::string path_;
   bool acknowledged_once_ = false;
   int64_t acknowledged_ = 0;
+  int64_t freed_ = 0;  // Blocks before this offset are free.
 };
 
 // Keys of an attempt on several nodes: local ones to the coordinator, the other nodes' ones into the directory.

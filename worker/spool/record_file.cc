@@ -8,13 +8,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 
 #include <fmt/format.h>
 
 #include "proto/rpc/status_details.h"
 #include "worker/spool/file.h"
+#include "worker/spool/timestamp.h"
 
 namespace mbridge::spool {
 namespace {
@@ -114,14 +114,6 @@ absl::StatusOr<Step> StepAt(int fd, uint64_t offset, const std::string& path) {
   return step;
 }
 
-void StampTime(v1::RankRecord* record) {
-  if (record->has_time()) return;
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  const auto nanos = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
-  record->mutable_time()->set_seconds(nanos / 1'000'000'000);
-  record->mutable_time()->set_nanos(static_cast<int32_t>(nanos % 1'000'000'000));
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RecordWriter>> RecordWriter::Open(const std::string& path) {
@@ -156,7 +148,7 @@ absl::Status RecordWriter::Recover() {
 
 absl::Status RecordWriter::WriteLocked(v1::RankRecord* record) {
   record->set_sequence(last_sequence_ + 1);
-  StampTime(record);
+  if (!record->has_time()) *record->mutable_time() = NowTimestamp();
   std::string payload;
   if (!record->SerializeToString(&payload) || payload.size() > kMaxRecordBytes) {
     return absl::InvalidArgumentError(fmt::format("a record of {} bytes does not fit; at most {}", record->ByteSizeLong(), kMaxRecordBytes));
