@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 
 constexpr auto kShutdownKill = std::chrono::seconds(20);
 constexpr auto kShutdownReport = std::chrono::seconds(5);
-constexpr int kBusyWaitMs = 200;   // How stale a metric may become while an attempt runs.
+constexpr int kBusyWaitMs = 200;  // How stale a metric may become while an attempt runs.
 constexpr int kIdleWaitMs = 3000;
 // A forgotten attempt leaves its name behind, so that a late order cannot start it again.
 constexpr const char* kDonePrefix = ".done-";
@@ -133,7 +133,8 @@ void Agent::Tick(TimePoint now) {
   children_.Reap();
   for (auto& [key, attempt] : attempts_) {
     if (shutdown_at_.has_value()) {
-      attempt->SetDesired(now - *shutdown_at_ > kShutdownKill ? v1::DESIRED_STATE_KILL : v1::DESIRED_STATE_STOP, v1::REASON_SHUTDOWN);
+      attempt->SetDesired(now - *shutdown_at_ > kShutdownKill ? v1::DESIRED_STATE_KILL : v1::DESIRED_STATE_STOP,
+                          v1::REASON_SHUTDOWN);
     }
     const v1::AttemptPhase before = attempt->phase();
     attempt->Tick(now, options_.programs, &children_);
@@ -193,7 +194,8 @@ void Agent::Apply(const v1::SyncResponse& response, TimePoint now) {
 
 void Agent::ApplyOrder(const v1::AttemptOrder& order) {
   if (!IsPlainName(order.job_id()) || order.attempt() < 1) {
-    spdlog::error("an order with job_id \"{}\", attempt {} is ignored: ids are 1 to 64 letters, digits, - or _", order.job_id(), order.attempt());
+    spdlog::error("an order with job_id \"{}\", attempt {} is ignored: ids are 1 to 64 letters, digits, - or _", order.job_id(),
+                  order.attempt());
     return;
   }
   const Key key{order.job_id(), order.attempt()};

@@ -22,10 +22,10 @@ namespace mbridge::agent {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using testing::AttemptView;
 using testing::FakeCoordinator;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 class AgentTest : public ::testing::Test {
  protected:

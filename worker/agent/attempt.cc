@@ -121,8 +121,8 @@ void Attempt::StartRanks(const Programs& programs, Children* children) {
 bool Attempt::HasBadEnd() const {
   return std::any_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) {
     // A cancelled rank ended as it should; its peers may still be busy with the checkpoint.
-    return rank.ended() && rank.end().reason() != v1::REASON_COMPLETED &&
-           rank.end().reason() != v1::REASON_CANCELLED_BY_USER && rank.end().reason() != v1::REASON_SHUTDOWN;
+    return rank.ended() && rank.end().reason() != v1::REASON_COMPLETED && rank.end().reason() != v1::REASON_CANCELLED_BY_USER &&
+           rank.end().reason() != v1::REASON_SHUTDOWN;
   });
 }
 

@@ -1,7 +1,7 @@
 #include "worker/agent/checkpoint_removal.h"
 
-#include <cstdio>
 #include <cerrno>
+#include <cstdio>
 #include <filesystem>
 
 #include <fmt/format.h>
@@ -39,7 +39,8 @@ absl::StatusOr<int64_t> RemoveCheckpoint(const std::string& path) {
   const fs::path directory(path);
   if (!directory.is_absolute() || directory.lexically_normal() != directory || directory.filename().empty() ||
       directory.parent_path() == directory.root_path()) {
-    return absl::InvalidArgumentError(fmt::format("path {}: must be absolute, without \"..\" and not a top-level directory", path));
+    return absl::InvalidArgumentError(
+        fmt::format("path {}: must be absolute, without \"..\" and not a top-level directory", path));
   }
   const fs::path trash = directory.parent_path() / (".trash-" + directory.filename().string());
   MB_ASSIGN_OR_RETURN(int64_t bytes, RemoveTrash(trash));

@@ -46,8 +46,10 @@ CoordinatorLink::~CoordinatorLink() {
 }
 
 absl::StatusOr<std::unique_ptr<CoordinatorLink>> CoordinatorLink::Open(const LinkOptions& options) {
-  if (options.target.empty()) return absl::InvalidArgumentError("--coordinator: an address is needed, for example unix:/run/mbridge/coordinator.sock");
-  if (options.tls_cert.empty() != options.tls_key.empty()) return absl::InvalidArgumentError("--tls-cert and --tls-key come together");
+  if (options.target.empty())
+    return absl::InvalidArgumentError("--coordinator: an address is needed, for example unix:/run/mbridge/coordinator.sock");
+  if (options.tls_cert.empty() != options.tls_key.empty())
+    return absl::InvalidArgumentError("--tls-cert and --tls-key come together");
   if (options.tls_ca.empty() && !options.tls_cert.empty()) return absl::InvalidArgumentError("--tls-cert needs --tls-ca");
   std::unique_ptr<CoordinatorLink> link(new CoordinatorLink(options));
   MB_RETURN_IF_ERROR(link->LoadCredentials());

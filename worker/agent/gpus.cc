@@ -65,8 +65,7 @@ class Nvml {
   }
 
  private:
-  template <class Function>
-  bool Load(const char* name, Function** function) {
+  template <class Function> bool Load(const char* name, Function** function) {
     *function = reinterpret_cast<Function*>(::dlsym(library_, name));
     return *function != nullptr;
   }

@@ -5,9 +5,9 @@
 #include <cstdio>
 #include <filesystem>
 
-#include <CLI/CLI.hpp>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
+#include <CLI/CLI.hpp>
 
 #include "proto/rpc/status_details.h"
 #include "proto/rpc/version.h"
@@ -38,15 +38,17 @@ int main(int argc, char** argv) {
   LinkOptions link_options;
   int cpu_slots = 0;
 
-  CLI::App app{"Node agent: connects to a coordinator, starts the ranks of its jobs on this machine and keeps them running.\n"
-               "Example: mbagent --coordinator coordinator.example:7070 --state-dir /var/lib/mbridge/agent"};
+  CLI::App app{
+      "Node agent: connects to a coordinator, starts the ranks of its jobs on this machine and keeps them running.\n"
+      "Example: mbagent --coordinator coordinator.example:7070 --state-dir /var/lib/mbridge/agent"};
   app.set_version_flag("--version", mbridge::VersionLine("mbagent"));
   app.add_option("--coordinator", link_options.target, "gRPC address: unix:/path/coordinator.sock or host:port")->required();
   app.add_option("--state-dir", options.state_directory, "Directory of this agent: node id, attempts, logs, spools")->required();
   app.add_option("--rank-program", options.programs.rank, "Rank program for the CPU")->capture_default_str();
   app.add_option("--cuda-rank-program", options.programs.cuda_rank, "Rank program for GPUs")->capture_default_str();
   app.add_option("--shim-program", options.programs.shim, "Shim program")->capture_default_str();
-  app.add_option("--cpu-slots", cpu_slots, "CPU slots to offer; 0: the cores that this process may use")->check(CLI::Range(0, 4096));
+  app.add_option("--cpu-slots", cpu_slots, "CPU slots to offer; 0: the cores that this process may use")
+      ->check(CLI::Range(0, 4096));
   app.add_option("--tls-ca", link_options.tls_ca, "PEM file with the coordinator's CA; makes the connection TLS");
   app.add_option("--tls-cert", link_options.tls_cert, "PEM file with this agent's certificate");
   app.add_option("--tls-key", link_options.tls_key, "PEM file with its key");

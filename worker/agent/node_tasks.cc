@@ -97,13 +97,9 @@ void NodeTasks::Add(const v1::NodeTask& task, TimePoint now, Children* children)
   if (processes_.count(id) > 0 || removals_.count(id) > 0 || results_.count(id) > 0) return;
   switch (task.what_case()) {
     case v1::NodeTask::kPreflight:
-    case v1::NodeTask::kVerify:
-      return StartProcess(task, now, children);
-    case v1::NodeTask::kDelete:
-      removals_[id] = std::async(std::launch::async, Remove, id, task.delete_().path());
-      return;
-    default:
-      results_[id] = Failure(id, v1::REASON_SPAWN_FAILED, "this agent does not know the task; its version is older");
+    case v1::NodeTask::kVerify: return StartProcess(task, now, children);
+    case v1::NodeTask::kDelete: removals_[id] = std::async(std::launch::async, Remove, id, task.delete_().path()); return;
+    default: results_[id] = Failure(id, v1::REASON_SPAWN_FAILED, "this agent does not know the task; its version is older");
   }
 }
 

@@ -20,7 +20,7 @@ enum class RankStage {
   kUnclaimed,  // No shim has it yet.
   kStarting,   // A shim has it, the rank process is not there yet.
   kRunning,
-  kEnded,      // Reaped, or known to be gone; end() says how.
+  kEnded,  // Reaped, or known to be gone; end() says how.
 };
 
 // Not thread-safe.

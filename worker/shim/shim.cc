@@ -138,8 +138,8 @@ class Shim {
 absl::Status Shim::Prepare() {
   MB_RETURN_IF_ERROR(spool::ReadProto(options_.spec_path, &spec_));
   if (options_.spec_path != files_.SpecPath(spec_.rank())) {
-    return absl::InvalidArgumentError(fmt::format("--spec {}: the file of rank {} must be {}", options_.spec_path,
-                                                  spec_.rank(), files_.SpecPath(spec_.rank())));
+    return absl::InvalidArgumentError(fmt::format("--spec {}: the file of rank {} must be {}", options_.spec_path, spec_.rank(),
+                                                  files_.SpecPath(spec_.rank())));
   }
   MB_RETURN_IF_ERROR(RedirectOutput(files_.LogPath(spec_.rank())));
   ::setsid();  // Fails, harmlessly, where the caller made the session.

@@ -98,7 +98,8 @@ class ShimTest : public testing::Test {
 };
 
 TEST_F(ShimTest, RecordsExitCodeAndPassesSpecThreadsAndDevice) {
-  WriteScript("echo \"$1 $2 omp=$OMP_NUM_THREADS cuda=$CUDA_VISIBLE_DEVICES\"; test -e \"${2%.spec}.proc\" && echo has-proc; exit 42");
+  WriteScript(
+      "echo \"$1 $2 omp=$OMP_NUM_THREADS cuda=$CUDA_VISIBLE_DEVICES\"; test -e \"${2%.spec}.proc\" && echo has-proc; exit 42");
   EXPECT_EQ(Wait(StartShim()), 0);
   const v1::ExitRecord record = Exit();
   EXPECT_EQ(record.exit_code(), 42);

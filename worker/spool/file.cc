@@ -32,8 +32,8 @@ absl::Status WriteAll(int fd, std::string_view bytes, const std::string& path) {
 // A temporary file beside `path`; its name starts with ".tmp-", which readers of directories skip.
 absl::StatusOr<std::string> WriteTemporary(const std::string& path, std::string_view bytes, bool sync) {
   static std::atomic<uint64_t> counter{0};
-  const std::string temporary = fmt::format("{}/.tmp-{}-{}-{}", DirectoryOf(path), path.substr(path.rfind('/') + 1),
-                                            ::getpid(), counter.fetch_add(1));
+  const std::string temporary =
+      fmt::format("{}/.tmp-{}-{}-{}", DirectoryOf(path), path.substr(path.rfind('/') + 1), ::getpid(), counter.fetch_add(1));
   const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0) return ErrnoStatus(errno, "cannot create " + temporary);
   absl::Status status = WriteAll(fd, bytes, temporary);
@@ -66,21 +66,16 @@ absl::Status ErrnoStatus(int error_number, std::string_view what) {
   const std::string message = fmt::format("{}: {}", what, std::strerror(error_number));
   switch (error_number) {
     case ENOENT:
-    case ENOTDIR:
-      return MakePlain(absl::StatusCode::kNotFound, message);
+    case ENOTDIR: return MakePlain(absl::StatusCode::kNotFound, message);
     case EEXIST:
-    case ENOTEMPTY:
-      return MakePlain(absl::StatusCode::kAlreadyExists, message);
+    case ENOTEMPTY: return MakePlain(absl::StatusCode::kAlreadyExists, message);
     case EACCES:
     case EPERM:
-    case EROFS:
-      return MakePlain(absl::StatusCode::kPermissionDenied, message);
+    case EROFS: return MakePlain(absl::StatusCode::kPermissionDenied, message);
     case ENOSPC:
     case EDQUOT:
-    case EFBIG:
-      return MakeStatus(absl::StatusCode::kResourceExhausted, v1::REASON_DISK_FULL, message);
-    default:
-      return MakePlain(absl::StatusCode::kUnavailable, message);
+    case EFBIG: return MakeStatus(absl::StatusCode::kResourceExhausted, v1::REASON_DISK_FULL, message);
+    default: return MakePlain(absl::StatusCode::kUnavailable, message);
   }
 }
 

@@ -53,9 +53,8 @@ absl::StatusOr<ProcessStat> StatOf(pid_t pid) {
   ProcessStat stat;
   unsigned long long start_ticks = 0;
   if (close == std::string::npos ||
-      std::sscanf(text->c_str() + close + 1,
-                  " %c %d %d %d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &stat.state,
-                  &stat.parent, &stat.group, &stat.session, &start_ticks) != 5) {
+      std::sscanf(text->c_str() + close + 1, " %c %d %d %d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+                  &stat.state, &stat.parent, &stat.group, &stat.session, &start_ticks) != 5) {
     return Gone(pid);
   }
   stat.start_ticks = start_ticks;

@@ -10,8 +10,7 @@ namespace mbridge::spool {
 namespace {
 
 // A child that runs `body` and then sleeps; killed and reaped at the end.
-template <class Body>
-pid_t Fork(Body body) {
+template <class Body> pid_t Fork(Body body) {
   const pid_t pid = ::fork();
   if (pid == 0) {
     body();

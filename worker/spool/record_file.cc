@@ -151,7 +151,8 @@ absl::Status RecordWriter::WriteLocked(v1::RankRecord* record) {
   if (!record->has_time()) *record->mutable_time() = NowTimestamp();
   std::string payload;
   if (!record->SerializeToString(&payload) || payload.size() > kMaxRecordBytes) {
-    return absl::InvalidArgumentError(fmt::format("a record of {} bytes does not fit; at most {}", record->ByteSizeLong(), kMaxRecordBytes));
+    return absl::InvalidArgumentError(
+        fmt::format("a record of {} bytes does not fit; at most {}", record->ByteSizeLong(), kMaxRecordBytes));
   }
   const Header header{kMagic, static_cast<uint32_t>(payload.size()), Checksum(payload)};
   std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));

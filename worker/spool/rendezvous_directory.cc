@@ -57,8 +57,8 @@ absl::StatusOr<RendezvousDirectory> RendezvousDirectory::Open(const std::string&
 absl::Status RendezvousDirectory::Set(const std::string& key, const std::string& value) const {
   const std::string name = NameOf(key);
   if (name.empty() || name.size() > kMaxNameBytes) {
-    return absl::InvalidArgumentError(fmt::format("a rendezvous key of {} bytes is not usable: 1 to {} bytes as a file name",
-                                                  key.size(), kMaxNameBytes));
+    return absl::InvalidArgumentError(
+        fmt::format("a rendezvous key of {} bytes is not usable: 1 to {} bytes as a file name", key.size(), kMaxNameBytes));
   }
   return ReplaceFile(path_ + "/" + name, value);
 }
