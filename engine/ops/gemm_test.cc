@@ -71,6 +71,19 @@ TEST(GemmTest, AccumulatesIntoWindows) {
   }
 }
 
+// Rows 4 KiB apart take a way of their own.
+TEST(GemmTest, WideTransposedRows) {
+  constexpr int64_t kRows = 520, kCols = 1024, kNarrow = 3;
+  const Values a = test::RandomValues(kRows * kCols, 7), b = test::RandomValues(kRows * kNarrow, 8);
+  const Owned a_data(DType::kF32, {kRows, kCols}, a), b_data(DType::kF32, {kRows, kNarrow}, b), c(DType::kF32, {kCols, kNarrow});
+  Gemm({}, AsMatrix(a_data), AsMatrix(b_data), AsMatrix(c), {.transpose_a = true});
+  for (int64_t i = 0; i < kCols; i += 101) {
+    double sum = 0;
+    for (int64_t k = 0; k < kRows; ++k) sum += a[k * kCols + i] * b[k * kNarrow + 2];
+    EXPECT_NEAR(c[i * kNarrow + 2], sum, 2e-5) << i;
+  }
+}
+
 TEST(GemmTest, RefusesWhatDoesNotFit) {
   const Owned a(DType::kF32, {6, 4}), b(DType::kF32, {5, 3}), c(DType::kBF16, {6, 3}), d(DType::kBF16, {4, 3});
   EXPECT_THROW(Gemm({}, AsMatrix(a), AsMatrix(b), AsMatrix(c), {}), EngineError);
