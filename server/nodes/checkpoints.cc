@@ -56,6 +56,33 @@ void Controller::State::CommitCheckpoint(const v1::Job& job, int32_t attempt, co
   transition->checkpoints.push_back(std::move(checkpoint));
 }
 
+// Adds the marked row to the transition. Returns what to offer instead.
+std::string Controller::State::MarkCorrupt(const std::string& checkpoint_id, const std::string& detail, Transition* transition) const {
+  auto checkpoint = store->GetCheckpoint(checkpoint_id);
+  if (!checkpoint.ok() || checkpoint->state() != v1::CHECKPOINT_STATE_COMMITTED) return {};
+  checkpoint->set_state(v1::CHECKPOINT_STATE_CORRUPT);
+  checkpoint->set_detail(detail);
+  SetEtag(&*checkpoint);
+  transition->checkpoints.push_back(*checkpoint);
+  std::string others;
+  for (const auto& other : store->ListCheckpoints(checkpoint->run_name()).value_or(std::vector<v1::Checkpoint>())) {
+    if (other.state() != v1::CHECKPOINT_STATE_COMMITTED || other.checkpoint_id() == checkpoint_id) continue;
+    others += (others.empty() ? "" : ", ") + other.checkpoint_id();
+  }
+  if (others.empty()) return fmt::format("checkpoint {} is corrupt; its run has no other", checkpoint_id);
+  return fmt::format("checkpoint {} is corrupt; `--from` takes one of {}", checkpoint_id, others);
+}
+
+std::string Controller::RecordCorruption(const std::string& id, const std::string& detail) {
+  Section section(*state_);
+  Transition transition;
+  std::string offer = state_->MarkCorrupt(id, detail, &transition);
+  if (const absl::Status stored = state_->store->Commit(transition); !stored.ok()) {
+    spdlog::warn("checkpoint {}: {}", id, std::string(stored.message()));
+  }
+  return offer;
+}
+
 std::string Controller::State::UserOf(const std::string& checkpoint_id) const {
   for (const auto& [job_id, job] : live) {
     if (job.job.spec().start().checkpoint_id() == checkpoint_id) return job_id;

@@ -149,11 +149,15 @@ void Controller::State::SetState(Change* change, v1::JobState state, v1::Reason 
   AddEvent(change, v1::EVENT_KIND_STATE, detail);
 }
 
-void Controller::State::EndAttempt(Change* change, const Cause& cause) const {
+void Controller::State::EndAttempt(Change* change, Cause cause) const {
   v1::Job& job = change->job;
   v1::Attempt* attempt = CurrentAttempt(job);
   *attempt->mutable_end_time() = WallNow();
   attempt->set_reason(cause.reason);
+  if (cause.reason == v1::REASON_CHECKPOINT_CORRUPT && !attempt->from_checkpoint_id().empty()) {
+    const std::string offer = MarkCorrupt(attempt->from_checkpoint_id(), cause.detail, &change->transition);
+    if (!offer.empty()) cause.detail += (cause.detail.empty() ? "" : "; ") + offer;
+  }
   attempt->set_detail(cause.detail);
   if (job.progress().attempt() == attempt->attempt()) {
     attempt->set_last_step(std::max(attempt->last_step(), job.progress().step()));

@@ -86,10 +86,13 @@ class Controller {
   std::optional<v1::Node> PreflightNode(int ranks, v1::Device device) const;
   // Calls back once, with the result, DEADLINE_EXCEEDED, or UNAVAILABLE where the node is not reachable.
   void RunTask(const std::string& node_id, v1::NodeTask task, std::chrono::milliseconds timeout, TaskCallback callback);
+  void AbandonTasks();  // Calls every callback back with UNAVAILABLE SERVICE_STOPPING.
 
   // --- Checkpoints.
   absl::StatusOr<v1::Checkpoint> PinCheckpoint(const std::string& id, bool pinned, const std::string& etag);
   absl::StatusOr<v1::Checkpoint> DeleteCheckpoint(const std::string& id, bool force);
+  // Marks it as corrupt; the text names the usable ones of its run, for a message.
+  std::string RecordCorruption(const std::string& id, const std::string& detail);
   absl::StatusOr<v1::Checkpoint> RecordVerification(const std::string& id, const v1::TaskResult& result);
 
   // Deadlines, lost nodes, placement, gauges. To be called several times a second.

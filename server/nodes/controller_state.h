@@ -99,7 +99,7 @@ struct Controller::State {
   Change Begin(LiveJob& job) const;
   void SetState(Change* change, v1::JobState state, v1::Reason reason, const std::string& detail) const;
   void AddEvent(Change* change, v1::EventKind kind, const std::string& detail, const std::string& checkpoint_id = "") const;
-  void EndAttempt(Change* change, const Cause& cause) const;  // Sets `ended` and the job's next state.
+  void EndAttempt(Change* change, Cause cause) const;  // Sets `ended` and the job's next state.
   absl::Status Apply(Change change);                          // Commits; `live` may be gone afterwards.
   absl::StatusOr<std::string> CheckStart(const v1::StartSpec& start, const std::string& run_name) const;
   absl::Status Stop(LiveJob& job, bool kill, v1::Reason why, const std::string& detail);
@@ -133,6 +133,7 @@ struct Controller::State {
   void CommitCheckpoint(const v1::Job& job, int32_t attempt, const std::string& node_id, v1::Checkpoint checkpoint,
                         Transition* transition, std::vector<v1::Checkpoint>* committed) const;
   void ApplyRetention(const v1::Job& job);
+  std::string MarkCorrupt(const std::string& checkpoint_id, const std::string& detail, Transition* transition) const;
   absl::Status StartDeletion(std::vector<v1::Checkpoint> checkpoints);
   void FinishDeletion(NodeEntry& node, const v1::NodeTask& task, const v1::TaskResult& result);
   std::string UserOf(const std::string& checkpoint_id) const;  // A live job that starts from it, or "".

@@ -338,6 +338,19 @@ void Controller::State::TakeResults(NodeEntry& node, const v1::SyncRequest& requ
   }
 }
 
+void Controller::AbandonTasks() {
+  Section section(*state_);
+  for (auto& [node_id, node] : state_->nodes) {
+    for (auto& [task_id, task] : node.tasks) {
+      if (!task.callback) continue;
+      state_->callbacks.push_back([callback = std::move(task.callback)] {
+        callback(MakeStatus(absl::StatusCode::kUnavailable, v1::REASON_SERVICE_STOPPING, "the coordinator is stopping"));
+      });
+    }
+    std::erase_if(node.tasks, [](const auto& entry) { return entry.second.deadline.has_value(); });
+  }
+}
+
 void Controller::RunTask(const std::string& node_id, v1::NodeTask task, std::chrono::milliseconds timeout, TaskCallback callback) {
   Section section(*state_);
   const auto found = state_->nodes.find(node_id);

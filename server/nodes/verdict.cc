@@ -18,6 +18,15 @@ int CountAttempts(const v1::Job& job, v1::RetryRule rule) {
   }));
 }
 
+// Attempts at the end of the list that did not get a step further.
+int AttemptsWithoutProgress(const v1::Job& job) {
+  int count = 0;
+  for (auto attempt = job.attempts().rbegin(); attempt != job.attempts().rend(); ++attempt, ++count) {
+    if (attempt->last_step() > attempt->first_step()) break;
+  }
+  return count;
+}
+
 int MaxRestarts(const v1::JobSpec& spec) {
   if (spec.max_restarts() < 0) return 0;
   return spec.max_restarts() == 0 ? kDefaultMaxRestarts : spec.max_restarts();
@@ -105,8 +114,10 @@ Verdict Judge(const v1::Job& job, const Cause& cause) {
   if (ended > limit) {
     return {v1::JOB_STATE_FAILED, v1::REASON_TOO_MANY_RESTARTS, fmt::format("after {} restarts, last {}", limit, text), {}};
   }
+  // 1 s where the attempt got somewhere, else doubled with each that did not, up to about a minute.
   constexpr int kLongestShift = 6;
-  const std::chrono::milliseconds back_off = std::chrono::seconds(1) * (1 << std::min(ended - 1, kLongestShift));
+  const int barren = std::clamp(AttemptsWithoutProgress(job) - 1, 0, kLongestShift);
+  const std::chrono::milliseconds back_off = std::chrono::seconds(1) * (1 << barren);
   return {v1::JOB_STATE_QUEUED, v1::REASON_WAITING_FOR_RETRY,
           fmt::format("attempt {} ended: {}; restart {} of {} in {} s", job.attempts_size(), text, ended, limit,
                       back_off.count() / 1000), back_off};

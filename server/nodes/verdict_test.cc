@@ -75,6 +75,12 @@ TEST(Verdict, CrashesRestartThreeTimesByDefault) {
   EXPECT_THAT(verdict.detail, ::testing::HasSubstr("RANK_CRASHED: signal 9"));
 }
 
+TEST(Verdict, ProgressShortensTheBackOff) {
+  v1::Job job = JobWithEnds(std::vector(3, v1::REASON_RANK_CRASHED), 100);
+  job.mutable_attempts(2)->set_last_step(7);
+  EXPECT_EQ(Judge(job, {v1::REASON_RANK_CRASHED, ""}).back_off, std::chrono::seconds(1));
+}
+
 TEST(Verdict, MinusOneMeansNoRestartAndKeepsTheReason) {
   const Verdict verdict = Judge(JobWithEnds({v1::REASON_RANK_CRASHED}, -1), {v1::REASON_RANK_CRASHED, ""});
   EXPECT_EQ(verdict.state, v1::JOB_STATE_FAILED);

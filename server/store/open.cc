@@ -106,6 +106,7 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(Options options) {
   std::error_code error;
   fs::create_directories(options.directory, error);
   if (error) return absl::FailedPreconditionError(fmt::format("{}: {}", options.directory, error.message()));
+  fs::permissions(options.directory, fs::perms::owner_all, error);  // Configurations may hold secrets.
   auto impl = std::make_unique<Impl>();
   impl->options = std::move(options);
   const std::string& directory = impl->options.directory;
