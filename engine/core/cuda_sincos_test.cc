@@ -14,7 +14,8 @@ TEST(CudaSinCosTest, NearTheTrueFunctions) {
     const float x = static_cast<float>(6.2831853 * i / 200000);
     float sine, cosine;
     CudaFastSinCos(x, &sine, &cosine);
-    worst = std::max({worst, std::fabs(sine - std::sin(static_cast<double>(x))), std::fabs(cosine - std::cos(static_cast<double>(x)))});
+    worst = std::max(
+        {worst, std::fabs(sine - std::sin(static_cast<double>(x))), std::fabs(cosine - std::cos(static_cast<double>(x)))});
   }
   EXPECT_LT(worst, 8e-7);
   EXPECT_GT(worst, 1e-7);  // It is not the exact function.
@@ -22,7 +23,9 @@ TEST(CudaSinCosTest, NearTheTrueFunctions) {
 
 // Outputs of an H200.
 TEST(CudaSinCosTest, OfTheDevice) {
-  struct Case { float x, sine, cosine; };
+  struct Case {
+    float x, sine, cosine;
+  };
   for (const Case& c : {Case{0.392699122f, 0.382683426f, 0.923879504f}, Case{0.000374507043f, 0.000374334864f, 0.999999881f},
                         Case{3.1415925f, 1.87261321e-07f, -1.0f}}) {
     float sine, cosine;

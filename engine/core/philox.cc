@@ -55,8 +55,8 @@ PhiloxWords Philox4x32(const PhiloxWords& counter, uint64_t key) {
   uint32_t key0 = static_cast<uint32_t>(key), key1 = static_cast<uint32_t>(key >> 32);
   for (int round = 0; round < kRounds; ++round) {
     const uint64_t p0 = uint64_t{kMultiplier0} * c[0], p2 = uint64_t{kMultiplier2} * c[2];
-    c = {static_cast<uint32_t>(p2 >> 32) ^ c[1] ^ key0, static_cast<uint32_t>(p2),
-         static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ key1, static_cast<uint32_t>(p0)};
+    c = {static_cast<uint32_t>(p2 >> 32) ^ c[1] ^ key0, static_cast<uint32_t>(p2), static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ key1,
+         static_cast<uint32_t>(p0)};
     key0 += kWeyl0;
     key1 += kWeyl1;
   }

@@ -16,7 +16,8 @@ PhiloxWords Philox4x32(const PhiloxWords& counter, uint64_t key);
 inline PhiloxWords PhiloxAt(uint64_t seed, uint64_t subsequence, uint64_t offset) {
   const uint64_t block = offset / 4;
   return Philox4x32({static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), static_cast<uint32_t>(subsequence),
-                     static_cast<uint32_t>(subsequence >> 32)}, seed);
+                     static_cast<uint32_t>(subsequence >> 32)},
+                    seed);
 }
 
 // Comparisons of eight consecutive blocks, vectorised with AVX2 where it is there.

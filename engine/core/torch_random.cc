@@ -29,7 +29,10 @@ uint64_t FirstTrue(uint64_t end, const std::function<bool(uint32_t)>& predicate)
   uint64_t low = 0, high = end;
   while (low < high) {
     const uint64_t middle = (low + high) / 2;
-    if (predicate(static_cast<uint32_t>(middle))) high = middle; else low = middle + 1;
+    if (predicate(static_cast<uint32_t>(middle)))
+      high = middle;
+    else
+      low = middle + 1;
   }
   return low;
 }
@@ -64,7 +67,8 @@ void VectorDropoutMask(const PhiloxStream& stream, int64_t threads, uint64_t lim
     if (q >= vectors) continue;
     uint32_t words[2][8];
     for (int64_t part = 0; part < parts; ++part) {
-      PhiloxBelowBySubsequence(stream.seed, stream.offset / 4 + parts * loop + part, static_cast<uint32_t>(thread), limit, words[part]);
+      PhiloxBelowBySubsequence(stream.seed, stream.offset / 4 + parts * loop + part, static_cast<uint32_t>(thread), limit,
+                               words[part]);
     }
     const int64_t lanes = std::min<int64_t>(8, vectors - q);
     uint8_t* out = keep.data() + q * vec;
@@ -118,8 +122,8 @@ float CephesLog(float x) {
     m -= 1.0f;
   }
   const float z = m * m;
-  constexpr float kCoefficients[] = {7.0376836292e-2f, -1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f,
-                                     -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f};
+  constexpr float kCoefficients[] = {7.0376836292e-2f,  -1.1514610310e-1f, 1.1676998740e-1f,  -1.2420140846e-1f, 1.4249322787e-1f,
+                                     -1.6668057665e-1f, 2.0000714765e-1f,  -2.4999993993e-1f, 3.3333331174e-1f};
   float y = 0.0f;
   for (float coefficient : kCoefficients) y = y * m + coefficient;
   y = y * m * z;
@@ -222,7 +226,8 @@ void CompiledDropoutMask(int64_t seed, double p, std::span<uint8_t> keep) {
 #pragma omp parallel for schedule(static)
   for (int64_t group = 0; group < groups; ++group) {
     uint8_t bytes[8];
-    PhiloxFoldedAtLeastByCounter(static_cast<uint64_t>(seed), static_cast<uint32_t>(group * 8), static_cast<uint32_t>(limit), bytes);
+    PhiloxFoldedAtLeastByCounter(static_cast<uint64_t>(seed), static_cast<uint32_t>(group * 8), static_cast<uint32_t>(limit),
+                                 bytes);
     std::memcpy(keep.data() + group * 8, bytes, std::min<int64_t>(8, count - group * 8));
   }
 }
@@ -266,17 +271,17 @@ RngStreams::RngStreams(uint64_t seed, int pipeline_rank, int tensor_rank, int sm
 void RngStreams::SkipJitWarmup(int64_t ffn_hidden_size, int64_t seq_length, int64_t micro_batch_size, int64_t hidden_size,
                                int64_t bda_seq_length) {
   const auto skip = [this](int64_t count) { default_stream.offset += CudaDrawAdvance(count, sm_count); };
-  skip(ffn_hidden_size);                                    // Bias of the fused GELU.
-  skip(seq_length * micro_batch_size * ffn_hidden_size);    // Its input.
-  skip(bda_seq_length * micro_batch_size * hidden_size);    // Input and
-  skip(bda_seq_length * micro_batch_size * hidden_size);    // residual of bias-dropout-add,
-  skip(hidden_size);                                        // its bias,
-  default_stream.offset += 10 * kUnroll;                    // and its ten calls, one seed each.
+  skip(ffn_hidden_size);                                  // Bias of the fused GELU.
+  skip(seq_length * micro_batch_size * ffn_hidden_size);  // Its input.
+  skip(bda_seq_length * micro_batch_size * hidden_size);  // Input and
+  skip(bda_seq_length * micro_batch_size * hidden_size);  // residual of bias-dropout-add,
+  skip(hidden_size);                                      // its bias,
+  default_stream.offset += 10 * kUnroll;                  // and its ten calls, one seed each.
 }
 
 RngStreams::State RngStreams::Save() const {
-  return {default_stream.seed, default_stream.offset, model_parallel.seed, model_parallel.offset, cpu.seed(), cpu.drawn(),
-          static_cast<uint64_t>(sm_count)};
+  return {default_stream.seed, default_stream.offset,          model_parallel.seed, model_parallel.offset, cpu.seed(),
+          cpu.drawn(),         static_cast<uint64_t>(sm_count)};
 }
 
 RngStreams RngStreams::Restore(const State& state) {

@@ -59,9 +59,9 @@ class TorchCpuGenerator {
 
 // The generators of one Megatron-LM rank (megatron/core/tensor_parallel/random.py).
 struct RngStreams {
-  PhiloxStream default_stream;   // Embedding and hidden dropout (without sequence parallelism).
-  PhiloxStream model_parallel;   // Weights of tensor-parallel layers, attention dropout; differs per tensor-parallel rank.
-  TorchCpuGenerator cpu;         // Position table.
+  PhiloxStream default_stream;  // Embedding and hidden dropout (without sequence parallelism).
+  PhiloxStream model_parallel;  // Weights of tensor-parallel layers, attention dropout; differs per tensor-parallel rank.
+  TorchCpuGenerator cpu;        // Position table.
   int sm_count;
 
   // Right after Megatron-LM's seeding: base = seed + 100 * pipeline_rank; model parallel: base + 2718 + tensor_rank.

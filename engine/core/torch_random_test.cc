@@ -106,7 +106,11 @@ TEST(EagerDropoutTest, UniformsOfTheReferenceRun) {
 }
 
 TEST(EagerDropoutTest, MaskFollowsTheKernelsLayout) {
-  struct Case { int64_t count; int element_bytes; int64_t vec; };
+  struct Case {
+    int64_t count;
+    int element_bytes;
+    int64_t vec;
+  };
   // Two devices' worth of loops with a ragged end; the grid has 256 * 8 * 2 threads.
   for (const Case& c : {Case{4096 * 8 * 2 + 40, 2, 8}, Case{4096 * 4 * 3 + 12, 4, 4}, Case{4096 * 4 * 2 + 4, 2, 4}}) {
     PhiloxStream stream{99, 12};

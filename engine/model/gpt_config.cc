@@ -52,8 +52,9 @@ void ValidateGptConfig(const GptConfig& config) {
   RequireProbability("hidden_dropout", config.hidden_dropout);
   RequireProbability("attention_dropout", config.attention_dropout);
   if (config.position_embedding == PositionKind::kLearnedAbsolute && config.max_position_embeddings < config.seq_length) {
-    throw EngineError(v1::REASON_INVALID_CONFIG, fmt::format("model.max_position_embeddings is {}: at least model.seq_length = {}",
-                                                             config.max_position_embeddings, config.seq_length));
+    throw EngineError(v1::REASON_INVALID_CONFIG,
+                      fmt::format("model.max_position_embeddings is {}: at least model.seq_length = {}",
+                                  config.max_position_embeddings, config.seq_length));
   }
   if (config.dtype != DType::kBF16 && config.dtype != DType::kF16 && config.dtype != DType::kF32) {
     throw EngineError(v1::REASON_INVALID_CONFIG, fmt::format("model dtype {}: BF16, F16 or F32", NameOf(config.dtype)));

@@ -17,8 +17,8 @@ struct GptConfig {
   int64_t num_layers = 0;
   int64_t hidden_size = 0;
   int64_t num_attention_heads = 0;
-  int64_t num_query_groups = 0;        // = num_attention_heads: no grouped-query attention.
-  int64_t kv_channels = 0;             // Size of a head.
+  int64_t num_query_groups = 0;  // = num_attention_heads: no grouped-query attention.
+  int64_t kv_channels = 0;       // Size of a head.
   int64_t ffn_hidden_size = 0;
   int64_t seq_length = 0;
   int64_t max_position_embeddings = 0;
@@ -29,32 +29,33 @@ struct GptConfig {
   ActivationKind activation = ActivationKind::kGelu;
   PositionKind position_embedding = PositionKind::kLearnedAbsolute;
   bool add_bias_linear = true;
-  bool tied_embeddings = true;         // share_embeddings_and_output_weights.
+  bool tied_embeddings = true;  // share_embeddings_and_output_weights.
   double layernorm_epsilon = 1e-5;
 
   // Regularisation.
-  double hidden_dropout = 0.1;         // [0, 1); also after the embedding.
-  double attention_dropout = 0.1;      // [0, 1).
+  double hidden_dropout = 0.1;     // [0, 1); also after the embedding.
+  double attention_dropout = 0.1;  // [0, 1).
 
   // Initial weights: normal with these deviations; biases 0, norms 1.
   double init_method_std = 0.02;
-  double output_init_std = 0;          // linear_proj and linear_fc2; 0: init_method_std / sqrt(2 num_layers).
-  double embedding_init_std = 0;       // Word and position tables; 0: init_method_std.
+  double output_init_std = 0;     // linear_proj and linear_fc2; 0: init_method_std / sqrt(2 num_layers).
+  double embedding_init_std = 0;  // Word and position tables; 0: init_method_std.
 
   // Numerics. The defaults are Megatron-LM's command line; Megatron-Bridge's vanilla GPT turns both fusions off.
   DType dtype = DType::kBF16;          // Parameters and activations: BF16, F16 or F32.
   bool bias_activation_fusion = true;  // GELU: tanh approximation, one rounding. Off: bias added with a rounding, then exact erf.
   bool bias_dropout_fusion = true;     // Compiled dropout mask, one rounding. Off: eager dropout mask, each step rounded.
   bool attention_softmax_in_fp32 = false;
-  bool cross_entropy_loss_fusion = false;  // On: logit gradients are rounded to BF16 in every model dtype, as the fused kernel does.
+  bool cross_entropy_loss_fusion =
+      false;  // On: logit gradients are rounded to BF16 in every model dtype, as the fused kernel does.
 };
 
 // The deviations with the zeros resolved.
 double OutputInitStd(const GptConfig& config);
 double EmbeddingInitStd(const GptConfig& config);
 
-// Throws EngineError: REASON_INVALID_CONFIG naming field, value and range for impossible sizes, REASON_UNSUPPORTED_MODEL for parts
-// that this engine does not build yet.
+// Throws EngineError: REASON_INVALID_CONFIG naming field, value and range for impossible sizes, REASON_UNSUPPORTED_MODEL for
+// parts that this engine does not build yet.
 void ValidateGptConfig(const GptConfig& config);
 
 }  // namespace mbridge

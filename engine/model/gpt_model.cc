@@ -23,25 +23,25 @@ namespace mbridge {
 namespace {
 
 // A tensor view of the caller's array.
-template <class T>
-Tensor ViewOf(const T* data, int64_t b, int64_t s) {
+template <class T> Tensor ViewOf(const T* data, int64_t b, int64_t s) {
   return {const_cast<T*>(data), kDTypeOf<T>, DeviceType::kCpu, {b, s}};
 }
 
 void CheckIds(const char* what, const int32_t* ids, int64_t count, int64_t end) {
   const auto bad = std::find_if(ids, ids + count, [end](int32_t id) { return id < 0 || id >= end; });
   if (bad == ids + count) return;
-  throw EngineError(v1::REASON_DATA_ERROR, fmt::format("{} {} at place {} of the microbatch: 0 to {}", what, *bad, bad - ids, end - 1));
+  throw EngineError(v1::REASON_DATA_ERROR,
+                    fmt::format("{} {} at place {} of the microbatch: 0 to {}", what, *bad, bad - ids, end - 1));
 }
 
 // Everything that a microbatch writes, allocated once.
 struct Activations {
   std::vector<LayerRecord> layers;
-  Tensor embedding_keep;        // U8 [s, b, h], empty without dropout.
-  Tensor last_hidden;           // [s, b, h]: output of the last layer.
+  Tensor embedding_keep;  // U8 [s, b, h], empty without dropout.
+  Tensor last_hidden;     // [s, b, h]: output of the last layer.
   NormRecord final_norm;
-  Tensor normed;                // [s, b, h]: input of the output layer.
-  Tensor gradient;              // [s, b, h]: of the residual stream.
+  Tensor normed;                                      // [s, b, h]: input of the output layer.
+  Tensor gradient;                                    // [s, b, h]: of the residual stream.
   Tensor touched_words, touched_positions, gathered;  // Of EmbeddingBackward.
   LayerScratch layer_scratch;
   OutputHeadScratch head;
@@ -96,7 +96,10 @@ struct GptModel::Impl {
   };
 
   int Declare(ParameterStore* store, std::string name, const Shape& shape, const InitRule& rule, bool sequence_parallel = false) {
-    ParameterSpec spec{.name = std::move(name), .shape = shape, .global_shape = shape, .weight_decay = shape.rank() > 1,
+    ParameterSpec spec{.name = std::move(name),
+                       .shape = shape,
+                       .global_shape = shape,
+                       .weight_decay = shape.rank() > 1,
                        .sequence_parallel = sequence_parallel};
     rules.push_back(rule);
     return store->Add(std::move(spec));
@@ -129,8 +132,13 @@ struct GptModel::Impl {
   }
 
   Step StepFor(RngStreams* streams) const {
-    return {.context = {}, .config = &config, .precision = config.dtype, .storage = storage, .seq_length = config.seq_length,
-            .micro_batch_size = micro_batch_size, .streams = streams};
+    return {.context = {},
+            .config = &config,
+            .precision = config.dtype,
+            .storage = storage,
+            .seq_length = config.seq_length,
+            .micro_batch_size = micro_batch_size,
+            .streams = streams};
   }
 
   void Forward(const Step& step, const Batch& batch);
@@ -167,8 +175,9 @@ void GptModel::Impl::Backward(const Step& step, const Batch& batch) {
   const int64_t b = step.micro_batch_size, s = step.seq_length;
   const Tensor head_grad = a.head.input_grad.View(a.gradient.shape);
   Convert(step.context, head_grad, step.precision, a.gradient);
-  LayerNormBackward(step.context, a.gradient, a.last_hidden, weights.value(final_norm.gamma), a.final_norm.mean, a.final_norm.rstd, {},
-                    step.precision, a.gradient, weights.main_grad(final_norm.gamma), weights.main_grad(final_norm.beta));
+  LayerNormBackward(step.context, a.gradient, a.last_hidden, weights.value(final_norm.gamma), a.final_norm.mean,
+                    a.final_norm.rstd, {}, step.precision, a.gradient, weights.main_grad(final_norm.gamma),
+                    weights.main_grad(final_norm.beta));
   for (size_t i = layers.size(); i-- > 0;) {
     TransformerLayerBackward(step, layers[i], weights, a.layer_scratch, a.layers[i], a.gradient);
   }
@@ -181,8 +190,8 @@ void GptModel::Impl::Backward(const Step& step, const Batch& batch) {
   }
   const Tensor ids = ViewOf(batch.tokens, b, s);
   if (config.tied_embeddings) {
-    EmbeddingBackward(step.context, ids, a.gradient, step.precision, EmbeddingSum::kTiedGradient, a.head.weight_grad, a.touched_words,
-                      a.gathered);
+    EmbeddingBackward(step.context, ids, a.gradient, step.precision, EmbeddingSum::kTiedGradient, a.head.weight_grad,
+                      a.touched_words, a.gathered);
   } else {
     EmbeddingBackward(step.context, ids, a.gradient, step.precision, EmbeddingSum::kMainGradient, weights.main_grad(word_table),
                       a.touched_words, a.gathered);
@@ -296,7 +305,8 @@ GptModel::LossSum GptModel::ForwardBackward(const int32_t* tokens, const int32_t
   return m.SumLosses(batch, sum);
 }
 
-GptModel::LossSum GptModel::Evaluate(const int32_t* tokens, const int32_t* labels, const float* loss_mask, const int32_t* position_ids) {
+GptModel::LossSum GptModel::Evaluate(const int32_t* tokens, const int32_t* labels, const float* loss_mask,
+                                     const int32_t* position_ids) {
   Impl& m = *impl_;
   const Impl::Batch batch{tokens, labels, loss_mask, position_ids};
   m.CheckBatch(batch);

@@ -18,8 +18,8 @@ class ParameterStore;
 
 class GptModel {
  public:
-  // Throws EngineError REASON_INVALID_CONFIG or REASON_UNSUPPORTED_MODEL for a config that cannot be built. `tensor_parallel` (of size 1 for now; null means
-  // one rank) must outlive the model.
+  // Throws EngineError REASON_INVALID_CONFIG or REASON_UNSUPPORTED_MODEL for a config that cannot be built. `tensor_parallel` (of
+  // size 1 for now; null means one rank) must outlive the model.
   GptModel(const GptConfig& config, Communicator* tensor_parallel);
   ~GptModel();
   GptModel(const GptModel&) = delete;
@@ -42,10 +42,10 @@ class GptModel {
     double tokens = 0;    // Sum of the mask.
   };
 
-  // One training microbatch; arrays are [micro_batch_size, seq_length], row-major. Token ids must lie in the padded vocabulary and
-  // position ids in the position table (else REASON_DATA_ERROR). Adds to every main_grad the gradient of
-  // grad_scale * loss_sum / max(tokens, 1): grad_scale is 1 / number of microbatches, times the loss scale. Draws dropout masks
-  // from `streams` in Megatron-LM's order.
+  // One training microbatch; arrays are [micro_batch_size, seq_length], row-major. Token ids must lie in the padded vocabulary
+  // and position ids in the position table (else REASON_DATA_ERROR). Adds to every main_grad the gradient of grad_scale *
+  // loss_sum / max(tokens, 1): grad_scale is 1 / number of microbatches, times the loss scale. Draws dropout masks from `streams`
+  // in Megatron-LM's order.
   LossSum ForwardBackward(const int32_t* tokens, const int32_t* labels, const float* loss_mask, const int32_t* position_ids,
                           float grad_scale, RngStreams* streams);
 

@@ -48,7 +48,8 @@ Batch MakeBatch(const GptConfig& config, int64_t rows, uint32_t seed = 1) {
 // A model with its parameters, ready to run.
 class Ready {
  public:
-  explicit Ready(const GptConfig& config, int rows = 2) : model_(config, nullptr), store_(config.dtype, DeviceType::kCpu), rows_(rows) {
+  explicit Ready(const GptConfig& config, int rows = 2)
+      : model_(config, nullptr), store_(config.dtype, DeviceType::kCpu), rows_(rows) {
     model_.DeclareParameters(&store_);
     store_.Allocate();
     RngStreams streams(7);
@@ -82,8 +83,8 @@ class Ready {
   // Starts from the same stream positions at each call, so that dropout masks repeat.
   GptModel::LossSum Train(const Batch& batch, float grad_scale = 1.0f, RngStreams* streams = nullptr) {
     RngStreams fresh = RngStreams::Restore(streams_);
-    return model_.ForwardBackward(batch.tokens.data(), batch.labels.data(), batch.loss_mask.data(), batch.position_ids.data(), grad_scale,
-                                  streams == nullptr ? &fresh : streams);
+    return model_.ForwardBackward(batch.tokens.data(), batch.labels.data(), batch.loss_mask.data(), batch.position_ids.data(),
+                                  grad_scale, streams == nullptr ? &fresh : streams);
   }
   GptModel::LossSum Evaluate(const Batch& batch) {
     return model_.Evaluate(batch.tokens.data(), batch.labels.data(), batch.loss_mask.data(), batch.position_ids.data());

@@ -3,8 +3,8 @@
 #include <string>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 #include <openssl/sha.h>
+#include <nlohmann/json.hpp>
 
 #include "engine/core/parameter.h"
 #include "engine/model/gpt_model.h"
@@ -99,7 +99,8 @@ TEST(InitialWeightsTest, OtherSizesAgreeWithMegatronLm) {
     const BFloat16* values = parameter.value.as<BFloat16>();
     const auto head = expected["head"].get<std::vector<float>>(), tail = expected["tail"].get<std::vector<float>>();
     for (size_t i = 0; i < head.size(); ++i) EXPECT_EQ(ToFloat(values[i]), head[i]) << parameter.spec.name;
-    for (size_t i = 0; i < tail.size(); ++i) EXPECT_EQ(ToFloat(values[parameter.value.size() - tail.size() + i]), tail[i]) << parameter.spec.name;
+    for (size_t i = 0; i < tail.size(); ++i)
+      EXPECT_EQ(ToFloat(values[parameter.value.size() - tail.size() + i]), tail[i]) << parameter.spec.name;
     equal += Sha256(parameter.value) == expected["sha256"].get<std::string>();
   }
   EXPECT_GE(equal, oracle.size() - 5);  // A tensor with one element beside Megatron-LM's is not equal.

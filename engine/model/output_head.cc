@@ -71,7 +71,8 @@ void OutputHeadRun(const Step& step, const Tensor& hidden, const Tensor& table, 
     CrossEntropyLoss(context, block.state, block.loss);
     if (!step.training()) continue;
     for_each_tile([&](int64_t begin, int64_t count, const Matrix& tile, const Matrix& words) {
-      CrossEntropyGradient(context, block.logits, begin, count, block.labels, block.weight, block.state, gradient_precision, block.tile);
+      CrossEntropyGradient(context, block.logits, begin, count, block.labels, block.weight, block.state, gradient_precision,
+                           block.tile);
       Gemm(context, tile, words, block.input_grad, {.accumulate = begin > 0});
       Gemm(context, tile, block.hidden, RowsOf(weight_grad, begin, count), {.transpose_a = true, .accumulate = first > 0});
     });

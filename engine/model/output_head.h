@@ -21,8 +21,8 @@ struct OutputHeadScratch {
   static OutputHeadScratch Allocate(Arena* arena, const Step& step);
 };
 
-// scratch.loss from hidden [s, b, h], scratch.labels and table [V, h]. In training also scratch.input_grad and scratch.weight_grad
-// (both unrounded), from scratch.weight.
+// scratch.loss from hidden [s, b, h], scratch.labels and table [V, h]. In training also scratch.input_grad and
+// scratch.weight_grad (both unrounded), from scratch.weight.
 void OutputHeadRun(const Step& step, const Tensor& hidden, const Tensor& table, const OutputHeadScratch& scratch);
 
 }  // namespace mbridge

@@ -10,11 +10,11 @@ namespace mbridge {
 struct Step {
   Context context;
   const GptConfig* config = nullptr;
-  DType precision = DType::kF32;   // Model dtype: where values are rounded.
-  DType storage = DType::kF32;     // Dtype of activations; F32 also holds BF16 and F16 values (engine/ops/cpu/precision.h).
+  DType precision = DType::kF32;  // Model dtype: where values are rounded.
+  DType storage = DType::kF32;    // Dtype of activations; F32 also holds BF16 and F16 values (engine/ops/cpu/precision.h).
   int64_t seq_length = 0;
   int64_t micro_batch_size = 0;
-  RngStreams* streams = nullptr;   // Null in evaluation: no dropout, nothing is kept for backward.
+  RngStreams* streams = nullptr;  // Null in evaluation: no dropout, nothing is kept for backward.
 
   bool training() const { return streams != nullptr; }
 };

@@ -18,7 +18,9 @@ int64_t QueryWidth(const GptConfig& c) { return c.num_attention_heads * c.kv_cha
 int64_t QkvWidth(const GptConfig& c) { return (c.num_attention_heads + 2 * c.num_query_groups) * c.kv_channels; }
 
 Tensor BiasOf(const Weights& weights, const Linear& linear) { return linear.bias < 0 ? Tensor() : weights.value(linear.bias); }
-Tensor BiasGradOf(const Weights& weights, const Linear& linear) { return linear.bias < 0 ? Tensor() : weights.main_grad(linear.bias); }
+Tensor BiasGradOf(const Weights& weights, const Linear& linear) {
+  return linear.bias < 0 ? Tensor() : weights.main_grad(linear.bias);
+}
 
 DropoutKind HiddenDropoutKind(const GptConfig& c) { return c.bias_dropout_fusion ? DropoutKind::kCompiled : DropoutKind::kEager; }
 GeluKind GeluKindOf(const GptConfig& c) { return c.bias_activation_fusion ? GeluKind::kTanhFused : GeluKind::kErf; }
@@ -46,19 +48,21 @@ Tensor DrawAttentionMask(const Step& step, const Tensor& keep) {
   return keep;
 }
 
-void NormForward(const Step& step, const Norm& norm, const Weights& weights, const Tensor& x, const NormRecord& record, const Tensor& y) {
+void NormForward(const Step& step, const Norm& norm, const Weights& weights, const Tensor& x, const NormRecord& record,
+                 const Tensor& y) {
   LayerNormForward(step.context, x, weights.value(norm.gamma), weights.value(norm.beta),
                    static_cast<float>(step.config->layernorm_epsilon), step.precision, y, record.mean, record.rstd);
 }
 
 // gradient += round(norm's input gradient), rounded.
-void NormBackward(const Step& step, const Norm& norm, const Weights& weights, const Tensor& dy, const Tensor& x, const NormRecord& record,
-                  const Tensor& gradient) {
+void NormBackward(const Step& step, const Norm& norm, const Weights& weights, const Tensor& dy, const Tensor& x,
+                  const NormRecord& record, const Tensor& gradient) {
   LayerNormBackward(step.context, dy, x, weights.value(norm.gamma), record.mean, record.rstd, gradient, step.precision, gradient,
                     weights.main_grad(norm.gamma), weights.main_grad(norm.beta));
 }
 
-void AttentionBlockForward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch, LayerRecord* r) {
+void AttentionBlockForward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
+                           LayerRecord* r) {
   const GptConfig& c = *step.config;
   NormForward(step, p.input_norm, weights, r->input, r->input_norm, r->normed_input);
   p.qkv.Forward(step, weights, r->normed_input, r->qkv);
@@ -68,15 +72,15 @@ void AttentionBlockForward(const Step& step, const LayerParameters& p, const Wei
     Convert(step.context, r->qkv, step.precision, r->qkv);
   }
   const Tensor keep = DrawAttentionMask(step, r->attention_keep);
-  AttentionForward(step.context, r->qkv, keep, AttentionOptionsOf(step), step.training() ? r->probabilities : Tensor(), r->context,
-                   scratch.attention);
+  AttentionForward(step.context, r->qkv, keep, AttentionOptionsOf(step), step.training() ? r->probabilities : Tensor(),
+                   r->context, scratch.attention);
   p.proj.Forward(step, weights, r->context, scratch.hidden_a);
   BiasDropoutAddForward(step.context, scratch.hidden_a, BiasOf(weights, p.proj), r->input, DrawHiddenMask(step, r->proj_keep),
                         c.hidden_dropout, HiddenDropoutKind(c), step.precision, r->middle);
 }
 
-void MlpBlockForward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch, LayerRecord* r,
-                     const Tensor& output) {
+void MlpBlockForward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
+                     LayerRecord* r, const Tensor& output) {
   const GptConfig& c = *step.config;
   NormForward(step, p.mlp_norm, weights, r->middle, r->mlp_norm, r->normed_middle);
   p.fc1.Forward(step, weights, r->normed_middle, r->fc1_output);
@@ -93,7 +97,8 @@ void MlpBlockBackward(const Step& step, const LayerParameters& p, const Weights&
   BiasDropoutAddBackward(step.context, gradient, keep, c.hidden_dropout, HiddenDropoutKind(c), step.precision, scratch.hidden_a,
                          BiasGradOf(weights, p.fc2));
   p.fc2.Backward(step, weights, scratch.hidden_a, r.activated, scratch.d_ffn, scratch.weight_grad);
-  BiasGeluBackward(step.context, scratch.d_ffn, r.fc1_output, BiasOf(weights, p.fc1), GeluKindOf(c), step.precision, scratch.d_ffn);
+  BiasGeluBackward(step.context, scratch.d_ffn, r.fc1_output, BiasOf(weights, p.fc1), GeluKindOf(c), step.precision,
+                   scratch.d_ffn);
   if (p.fc1.bias >= 0) AddColumnSums(step.context, scratch.d_ffn, step.precision, BiasGradOf(weights, p.fc1));
   p.fc1.Backward(step, weights, scratch.d_ffn, r.normed_middle, scratch.hidden_b, scratch.weight_grad);
   NormBackward(step, p.mlp_norm, weights, scratch.hidden_b, r.middle, r.mlp_norm, gradient);
@@ -108,8 +113,8 @@ void AttentionBlockBackward(const Step& step, const LayerParameters& p, const We
   p.proj.Backward(step, weights, scratch.hidden_a, r.context, scratch.d_context, scratch.weight_grad);
   Convert(step.context, scratch.d_context, step.precision, scratch.d_context);
   const Tensor attention_keep = c.attention_dropout == 0.0 ? Tensor() : r.attention_keep;
-  AttentionBackward(step.context, scratch.d_context, r.qkv, attention_keep, r.probabilities, AttentionOptionsOf(step), scratch.d_qkv,
-                    scratch.attention);
+  AttentionBackward(step.context, scratch.d_context, r.qkv, attention_keep, r.probabilities, AttentionOptionsOf(step),
+                    scratch.d_qkv, scratch.attention);
   if (p.qkv.bias >= 0) AddColumnSums(step.context, scratch.d_qkv, step.precision, BiasGradOf(weights, p.qkv));
   p.qkv.Backward(step, weights, scratch.d_qkv, r.normed_input, scratch.hidden_b, scratch.weight_grad);
   NormBackward(step, p.input_norm, weights, scratch.hidden_b, r.input, r.input_norm, gradient);
@@ -159,7 +164,9 @@ LayerRecord LayerRecord::Allocate(Arena* arena, const Step& step) {
 
 LayerScratch LayerScratch::Allocate(Arena* arena, const Step& step, int threads) {
   const GptConfig& c = *step.config;
-  const auto activation = [&](int64_t width) { return arena->Allocate(step.storage, {step.seq_length, step.micro_batch_size, width}); };
+  const auto activation = [&](int64_t width) {
+    return arena->Allocate(step.storage, {step.seq_length, step.micro_batch_size, width});
+  };
   LayerScratch scratch;
   scratch.hidden_a = activation(c.hidden_size);
   scratch.hidden_b = activation(c.hidden_size);
@@ -171,14 +178,14 @@ LayerScratch LayerScratch::Allocate(Arena* arena, const Step& step, int threads)
   return scratch;
 }
 
-void TransformerLayerForward(const Step& step, const LayerParameters& parameters, const Weights& weights, const LayerScratch& scratch,
-                             LayerRecord* record, const Tensor& output) {
+void TransformerLayerForward(const Step& step, const LayerParameters& parameters, const Weights& weights,
+                             const LayerScratch& scratch, LayerRecord* record, const Tensor& output) {
   AttentionBlockForward(step, parameters, weights, scratch, record);
   MlpBlockForward(step, parameters, weights, scratch, record, output);
 }
 
-void TransformerLayerBackward(const Step& step, const LayerParameters& parameters, const Weights& weights, const LayerScratch& scratch,
-                              const LayerRecord& record, const Tensor& gradient) {
+void TransformerLayerBackward(const Step& step, const LayerParameters& parameters, const Weights& weights,
+                              const LayerScratch& scratch, const LayerRecord& record, const Tensor& gradient) {
   MlpBlockBackward(step, parameters, weights, scratch, record, gradient);
   AttentionBlockBackward(step, parameters, weights, scratch, record, gradient);
 }

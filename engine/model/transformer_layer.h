@@ -28,18 +28,18 @@ struct NormRecord {
 
 // Activations of one layer and microbatch. [s, b, ...] in the storage dtype unless said; masks are empty without dropout.
 struct LayerRecord {
-  Tensor input;               // The residual stream that enters; set by the caller.
+  Tensor input;  // The residual stream that enters; set by the caller.
   NormRecord input_norm, mlp_norm;
-  Tensor normed_input;        // h.
-  Tensor qkv;                 // Heads' queries, keys, values.
-  Tensor attention_keep;      // U8 [b, heads, s, s].
-  Tensor probabilities;       // [b, heads, s, s].
-  Tensor context;             // heads * kv_channels.
-  Tensor proj_keep, fc2_keep; // U8 [s, b, h].
-  Tensor middle;              // h: after attention's bias-dropout-add.
-  Tensor normed_middle;       // h.
-  Tensor fc1_output;          // ffn; without bias, unrounded if storage is F32.
-  Tensor activated;           // ffn.
+  Tensor normed_input;         // h.
+  Tensor qkv;                  // Heads' queries, keys, values.
+  Tensor attention_keep;       // U8 [b, heads, s, s].
+  Tensor probabilities;        // [b, heads, s, s].
+  Tensor context;              // heads * kv_channels.
+  Tensor proj_keep, fc2_keep;  // U8 [s, b, h].
+  Tensor middle;               // h: after attention's bias-dropout-add.
+  Tensor normed_middle;        // h.
+  Tensor fc1_output;           // ffn; without bias, unrounded if storage is F32.
+  Tensor activated;            // ffn.
 
   static LayerRecord Allocate(Arena* arena, const Step& step);
 };
@@ -57,12 +57,12 @@ struct LayerScratch {
 };
 
 // output [s, b, h] = layer(record->input). Draws the dropout masks in Megatron-LM's order if step.training().
-void TransformerLayerForward(const Step& step, const LayerParameters& parameters, const Weights& weights, const LayerScratch& scratch,
-                             LayerRecord* record, const Tensor& output);
+void TransformerLayerForward(const Step& step, const LayerParameters& parameters, const Weights& weights,
+                             const LayerScratch& scratch, LayerRecord* record, const Tensor& output);
 
 // `gradient`: of the output on entry, of the input on return. Adds to the main gradients.
-void TransformerLayerBackward(const Step& step, const LayerParameters& parameters, const Weights& weights, const LayerScratch& scratch,
-                              const LayerRecord& record, const Tensor& gradient);
+void TransformerLayerBackward(const Step& step, const LayerParameters& parameters, const Weights& weights,
+                              const LayerScratch& scratch, const LayerRecord& record, const Tensor& gradient);
 
 AttentionOptions AttentionOptionsOf(const Step& step);
 

@@ -9,9 +9,7 @@ namespace mbridge {
 void InitializeParameter(const InitRule& rule, const Tensor& value, RngStreams* streams) {
   std::vector<float> draws(value.size());
   switch (rule.kind) {
-    case InitRule::Kind::kConstant:
-      std::fill(draws.begin(), draws.end(), rule.value);
-      break;
+    case InitRule::Kind::kConstant: std::fill(draws.begin(), draws.end(), rule.value); break;
     case InitRule::Kind::kModelParallelNormal:
       CudaNormal(&streams->model_parallel, streams->sm_count, 0.0f, rule.value, draws);
       break;
@@ -32,7 +30,8 @@ Weights::Weights(const ParameterStore* store, DType storage) : store_(store) {
   for (const Parameter& parameter : store->parameters()) {
     Tensor value = parameter.value;
     if (!copy_.empty()) {
-      const int64_t offset = (static_cast<char*>(value.data) - static_cast<char*>(all.data)) / static_cast<int64_t>(SizeOf(value.dtype));
+      const int64_t offset =
+          (static_cast<char*>(value.data) - static_cast<char*>(all.data)) / static_cast<int64_t>(SizeOf(value.dtype));
       value = copy_.Rows(offset, value.size()).View(value.shape);
     }
     values_.push_back(value);

@@ -14,7 +14,7 @@ struct InitRule {
   enum class Kind : uint8_t {
     kConstant,             // `value` everywhere.
     kModelParallelNormal,  // Normal of deviation `value`, drawn on the device from the model-parallel stream.
-    kCpuEmbedding,         // torch.nn.Embedding on the CPU: one standard normal filling thrown away, then one of deviation `value`.
+    kCpuEmbedding,  // torch.nn.Embedding on the CPU: one standard normal filling thrown away, then one of deviation `value`.
   };
   Kind kind = Kind::kConstant;
   float value = 0.0f;

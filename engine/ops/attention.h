@@ -9,32 +9,36 @@ struct AttentionOptions {
   int64_t seq_length = 0;
   int64_t batch = 0;
   int64_t heads = 0;
-  int64_t groups = 0;      // Key and value heads; heads is a multiple.
+  int64_t groups = 0;  // Key and value heads; heads is a multiple.
   int64_t head_size = 0;
-  float scale = 1.0f;      // 1 / sqrt(head_size).
-  double dropout = 0.0;    // Of the probabilities, by `keep`.
+  float scale = 1.0f;            // 1 / sqrt(head_size).
+  double dropout = 0.0;          // Of the probabilities, by `keep`.
   bool softmax_in_fp32 = false;  // Probabilities stay F32 for the softmax's backward; else they are of `precision`.
   DType precision = DType::kF32;
 };
 
 // Type of the saved probabilities.
-constexpr DType ProbabilityType(const AttentionOptions& options) { return options.softmax_in_fp32 ? DType::kF32 : options.precision; }
+constexpr DType ProbabilityType(const AttentionOptions& options) {
+  return options.softmax_in_fp32 ? DType::kF32 : options.precision;
+}
 
 // Bytes of scratch for either direction with `threads` OpenMP threads.
 int64_t AttentionWorkspaceBytes(const AttentionOptions& options, DType storage, int threads);
 
 // qkv [s, b, groups * (heads / groups + 2) * d]: per group its queries, then key, then value. For each head:
-//   S = round(scale Q K^T), masked above the diagonal; P = softmax over keys in F32; D = round(round(P) keep scale of eager dropout);
-//   context = round(D V).
+//   S = round(scale Q K^T), masked above the diagonal; P = softmax over keys in F32; D = round(round(P) keep scale of eager
+//   dropout); context = round(D V).
 // keep [b, heads, s, s] U8, or empty for no dropout. probabilities [b, heads, s, s] of ProbabilityType gets P on and below the
 // diagonal (elsewhere it is not written); empty: not kept. context [s, b, heads * d]. workspace: U8 of AttentionWorkspaceBytes.
-extern Op<void(const Context&, const Tensor& qkv, const Tensor& keep, const AttentionOptions& options, const Tensor& probabilities,
-               const Tensor& context, const Tensor& workspace)> AttentionForward;
+extern Op<void(const Context&, const Tensor& qkv, const Tensor& keep, const AttentionOptions& options,
+               const Tensor& probabilities, const Tensor& context, const Tensor& workspace)>
+    AttentionForward;
 
-// d_qkv, laid out as qkv. dD = round(dC V^T), dP = round(dD keep scale), T = round(P dP), dS = round(T - P sum(T)) (F32 softmax: no
-// rounding of T), dQ = round(round(dS K) scale), dK = round(round(dS^T Q) scale), dV = round(D^T dC); keys and values sum the
+// d_qkv, laid out as qkv. dD = round(dC V^T), dP = round(dD keep scale), T = round(P dP), dS = round(T - P sum(T)) (F32 softmax:
+// no rounding of T), dQ = round(round(dS K) scale), dK = round(round(dS^T Q) scale), dV = round(D^T dC); keys and values sum the
 // rounded gradients of their group's heads in F32 and round once more.
 extern Op<void(const Context&, const Tensor& d_context, const Tensor& qkv, const Tensor& keep, const Tensor& probabilities,
-               const AttentionOptions& options, const Tensor& d_qkv, const Tensor& workspace)> AttentionBackward;
+               const AttentionOptions& options, const Tensor& d_qkv, const Tensor& workspace)>
+    AttentionBackward;
 
 }  // namespace mbridge

@@ -21,8 +21,14 @@ struct Problem {
 
 Problem MakeProblem(int64_t s, int64_t b, int64_t heads, int64_t groups, int64_t d, double dropout, const Kind& kind) {
   Problem problem;
-  problem.options = {.seq_length = s, .batch = b, .heads = heads, .groups = groups, .head_size = d,
-                   .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d))), .dropout = dropout, .precision = kind.precision};
+  problem.options = {.seq_length = s,
+                     .batch = b,
+                     .heads = heads,
+                     .groups = groups,
+                     .head_size = d,
+                     .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d))),
+                     .dropout = dropout,
+                     .precision = kind.precision};
   problem.qkv = test::RandomValues(s * b * problem.width(), 1, 2.0, kind.precision);
   problem.mask = test::RandomValues(b * heads * s * s, 2);
   for (double& m : problem.mask) m = m > -0.5 ? 1 : 0;
@@ -49,13 +55,16 @@ Values Reference(const Problem& problem, const Values& qkv) {
         double sum = 0;
         for (int64_t j = 0; j <= i; ++j) {
           double score = 0;
-          for (int64_t c = 0; c < o.head_size; ++c) score += qkv[At(problem, i, b, head, 0, c)] * qkv[At(problem, j, b, head, 1, c)];
+          for (int64_t c = 0; c < o.head_size; ++c)
+            score += qkv[At(problem, i, b, head, 0, c)] * qkv[At(problem, j, b, head, 1, c)];
           sum += p[j] = std::exp(o.scale * score);
         }
         for (int64_t j = 0; j <= i; ++j) {
-          const double keep = o.dropout > 0 ? problem.mask[((b * o.heads + head) * o.seq_length + i) * o.seq_length + j] / (1 - o.dropout) : 1.0;
+          const double keep =
+              o.dropout > 0 ? problem.mask[((b * o.heads + head) * o.seq_length + i) * o.seq_length + j] / (1 - o.dropout) : 1.0;
           for (int64_t c = 0; c < o.head_size; ++c) {
-            context[(i * o.batch + b) * problem.context_width() + head * o.head_size + c] += p[j] / sum * keep * qkv[At(problem, j, b, head, 2, c)];
+            context[(i * o.batch + b) * problem.context_width() + head * o.head_size + c] +=
+                p[j] / sum * keep * qkv[At(problem, j, b, head, 2, c)];
           }
         }
       }
@@ -73,7 +82,8 @@ Result Attend(const Problem& problem, const Kind& kind) {
   const int64_t s = o.seq_length, b = o.batch;
   const Owned qkv(kind.storage, {s, b, problem.width()}, problem.qkv), context(kind.storage, {s, b, problem.context_width()});
   const Owned mask(DType::kU8, {b, o.heads, s, s}, problem.mask), probabilities(ProbabilityType(o), {b, o.heads, s, s});
-  const Owned d_context(kind.storage, {s, b, problem.context_width()}, problem.d_context), d_qkv(kind.storage, {s, b, problem.width()});
+  const Owned d_context(kind.storage, {s, b, problem.context_width()}, problem.d_context),
+      d_qkv(kind.storage, {s, b, problem.width()});
   const Owned workspace(DType::kU8, {AttentionWorkspaceBytes(o, kind.storage, omp_get_max_threads())});
   const Tensor keep = o.dropout > 0 ? mask.tensor() : Tensor();
   AttentionForward({}, qkv, keep, o, probabilities, context, workspace);
@@ -82,7 +92,10 @@ Result Attend(const Problem& problem, const Kind& kind) {
 }
 
 TEST(AttentionTest, AgainstDoublePrecision) {
-  struct Case { int64_t s, b, heads, groups, d; double dropout; };
+  struct Case {
+    int64_t s, b, heads, groups, d;
+    double dropout;
+  };
   for (const Case& c : {Case{7, 2, 3, 3, 5, 0.0}, Case{9, 1, 2, 2, 4, 0.25}, Case{6, 2, 4, 2, 3, 0.25}}) {
     for (bool fp32 : {false, true}) {
       const Kind kind = test::kKinds[0];
@@ -90,7 +103,8 @@ TEST(AttentionTest, AgainstDoublePrecision) {
       problem.options.softmax_in_fp32 = fp32;
       const Result result = Attend(problem, kind);
       test::ExpectNear(result.context, Reference(problem, problem.qkv), 1e-6, 2e-6);
-      const Values numeric = test::NumericGradient(problem.qkv, [&](const Values& v) { return test::Dot(Reference(problem, v), problem.d_context); });
+      const Values numeric = test::NumericGradient(
+          problem.qkv, [&](const Values& v) { return test::Dot(Reference(problem, v), problem.d_context); });
       test::ExpectNear(result.d_qkv, numeric, 1e-5, 5e-6);
     }
   }
@@ -126,7 +140,8 @@ TEST(AttentionTest, NarrowTypesStayNearAndKeepTheirBits) {
       const Result result = Attend(problem, kind);
       if (i < 3) of_storage[i - 1] = result;
       test::ExpectNear(result.context, Reference(problem, problem.qkv), 2 * kind.epsilon(), 3 * kind.epsilon());
-      const Values numeric = test::NumericGradient(problem.qkv, [&](const Values& v) { return test::Dot(Reference(problem, v), problem.d_context); });
+      const Values numeric = test::NumericGradient(
+          problem.qkv, [&](const Values& v) { return test::Dot(Reference(problem, v), problem.d_context); });
       test::ExpectNear(result.d_qkv, numeric, 4 * kind.epsilon(), 8 * kind.epsilon());
       for (double v : result.d_qkv) EXPECT_EQ(v, test::RoundTo(kind.precision, v));
     }

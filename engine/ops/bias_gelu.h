@@ -12,10 +12,12 @@ enum class GeluKind : uint8_t {
 };
 
 // y = round(gelu(u)). x, y [rows, n], bias [n] or empty (then u = x).
-extern Op<void(const Context&, const Tensor& x, const Tensor& bias, GeluKind kind, DType precision, const Tensor& y)> BiasGeluForward;
+extern Op<void(const Context&, const Tensor& x, const Tensor& bias, GeluKind kind, DType precision, const Tensor& y)>
+    BiasGeluForward;
 
 // dx = round(gelu'(u) dy); dx may be dy.
-extern Op<void(const Context&, const Tensor& dy, const Tensor& x, const Tensor& bias, GeluKind kind, DType precision, const Tensor& dx)>
+extern Op<void(const Context&, const Tensor& dy, const Tensor& x, const Tensor& bias, GeluKind kind, DType precision,
+               const Tensor& dx)>
     BiasGeluBackward;
 
 }  // namespace mbridge

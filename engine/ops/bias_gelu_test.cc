@@ -24,8 +24,12 @@ double Sum(GeluKind kind, DType precision, double x, double bias) {
 
 TEST(VectorMathTest, ExpAndErfAgainstTheStandardLibrary) {
   double exp_error = 0, erf_error = 0;
-  for (double x = -87.0; x < 88.0; x += 0.0137) exp_error = std::max(exp_error, std::fabs(cpu::Exp(static_cast<float>(x)) / std::exp(static_cast<double>(static_cast<float>(x))) - 1));
-  for (double x = -6.0; x < 6.0; x += 0.00137) erf_error = std::max(erf_error, std::fabs(cpu::Erf(static_cast<float>(x)) - std::erf(static_cast<double>(static_cast<float>(x)))));
+  for (double x = -87.0; x < 88.0; x += 0.0137)
+    exp_error = std::max(exp_error,
+                         std::fabs(cpu::Exp(static_cast<float>(x)) / std::exp(static_cast<double>(static_cast<float>(x))) - 1));
+  for (double x = -6.0; x < 6.0; x += 0.00137)
+    erf_error =
+        std::max(erf_error, std::fabs(cpu::Erf(static_cast<float>(x)) - std::erf(static_cast<double>(static_cast<float>(x)))));
   EXPECT_LT(exp_error, 2e-7);
   EXPECT_LT(erf_error, 2e-7);
   EXPECT_LT(cpu::Exp(-1000.0f), 2e-38f);
@@ -36,7 +40,8 @@ TEST(VectorMathTest, ExpAndErfAgainstTheStandardLibrary) {
 TEST(BiasGeluTest, ForwardAndBackward) {
   for (const Kind& kind : test::kKinds) {
     for (GeluKind gelu : {GeluKind::kTanhFused, GeluKind::kErf, GeluKind::kErfFused}) {
-      const Values x = test::RandomValues(kRows * kWidth, 1, 4.0, kind.precision), bias = test::RandomValues(kWidth, 2, 1.0, kind.precision);
+      const Values x = test::RandomValues(kRows * kWidth, 1, 4.0, kind.precision),
+                   bias = test::RandomValues(kWidth, 2, 1.0, kind.precision);
       const Values dy = test::RandomValues(kRows * kWidth, 3, 1.0, kind.precision);
       const Owned x_data(kind.storage, {kRows, kWidth}, x), bias_data(kind.storage, {kWidth}, bias);
       const Owned y(kind.storage, {kRows, kWidth}), dx(kind.storage, {kRows, kWidth}, dy);
@@ -61,7 +66,8 @@ TEST(BiasGeluTest, NarrowStorageHasTheSameBits) {
   for (int i = 0; i < 2; ++i) {
     const DType storage = i == 0 ? DType::kF32 : DType::kBF16;
     const Owned y(storage, {kRows, kWidth});
-    BiasGeluForward({}, Owned(storage, {kRows, kWidth}, x), Owned(storage, {kWidth}, bias), GeluKind::kTanhFused, DType::kBF16, y);
+    BiasGeluForward({}, Owned(storage, {kRows, kWidth}, x), Owned(storage, {kWidth}, bias), GeluKind::kTanhFused, DType::kBF16,
+                    y);
     results[i] = y.ToValues();
   }
   EXPECT_EQ(results[0], results[1]);
@@ -79,7 +85,8 @@ TEST(BiasGeluTest, WithoutBias) {
 TEST(BiasAddTest, RoundsTheProductThenTheSum) {
   for (const Kind& kind : test::kKinds) {
     // Values with more digits than the precision keeps, where storage can hold them.
-    const Values x = test::RandomValues(kRows * kWidth, 1, 2.0, DType::kF32), bias = test::RandomValues(kWidth, 2, 1.0, kind.precision);
+    const Values x = test::RandomValues(kRows * kWidth, 1, 2.0, DType::kF32),
+                 bias = test::RandomValues(kWidth, 2, 1.0, kind.precision);
     const Owned y(kind.storage, {kRows, kWidth}, x);
     BiasAdd({}, y, Owned(kind.storage, {kWidth}, bias), kind.precision);
     for (size_t i = 0; i < x.size(); ++i) {

@@ -20,11 +20,13 @@ extern Op<void(const Context&, const Tensor& x, const Tensor& keep, double p, DT
 //   compiled: round(residual + (x + bias) keep scale);  eager: round(residual + round(round(x + bias) keep scale)).
 // x, residual, y [rows, n]; bias [n] or empty; keep [rows, n] U8, or empty for no dropout. y may be residual.
 extern Op<void(const Context&, const Tensor& x, const Tensor& bias, const Tensor& residual, const Tensor& keep, double p,
-               DropoutKind kind, DType precision, const Tensor& y)> BiasDropoutAddForward;
+               DropoutKind kind, DType precision, const Tensor& y)>
+    BiasDropoutAddForward;
 
 // dx = round(dy keep scale); the residual's gradient is dy itself. bias_grad [n] F32 (or empty) gets the rounded column sums
 // added: of the unrounded products if compiled, of dx if eager.
-extern Op<void(const Context&, const Tensor& dy, const Tensor& keep, double p, DropoutKind kind, DType precision, const Tensor& dx,
-               const Tensor& bias_grad)> BiasDropoutAddBackward;
+extern Op<void(const Context&, const Tensor& dy, const Tensor& keep, double p, DropoutKind kind, DType precision,
+               const Tensor& dx, const Tensor& bias_grad)>
+    BiasDropoutAddBackward;
 
 }  // namespace mbridge

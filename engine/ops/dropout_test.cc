@@ -42,8 +42,9 @@ struct BdaCase {
   DropoutKind kind;
 };
 
-constexpr BdaCase kCases[] = {{true, true, DropoutKind::kCompiled},   {true, true, DropoutKind::kEager},   {true, false, DropoutKind::kCompiled},
-                              {true, false, DropoutKind::kEager},     {false, true, DropoutKind::kCompiled}, {false, true, DropoutKind::kEager},
+constexpr BdaCase kCases[] = {{true, true, DropoutKind::kCompiled},   {true, true, DropoutKind::kEager},
+                              {true, false, DropoutKind::kCompiled},  {true, false, DropoutKind::kEager},
+                              {false, true, DropoutKind::kCompiled},  {false, true, DropoutKind::kEager},
                               {false, false, DropoutKind::kCompiled}, {false, false, DropoutKind::kEager}};
 
 // In double, rounded where the kind rounds.
@@ -58,14 +59,16 @@ double Forward(const BdaCase& c, DType precision, double x, double bias, double 
 TEST(BiasDropoutAddTest, ForwardRoundsWhereItsKindRounds) {
   for (const Kind& kind : test::kKinds) {
     for (const BdaCase& c : kCases) {
-      const Values x = test::RandomValues(kRows * kWidth, 1, 2.0, kind.precision), bias = test::RandomValues(kWidth, 2, 1.0, kind.precision);
+      const Values x = test::RandomValues(kRows * kWidth, 1, 2.0, kind.precision),
+                   bias = test::RandomValues(kWidth, 2, 1.0, kind.precision);
       const Values residual = test::RandomValues(kRows * kWidth, 3, 3.0, kind.precision), mask = RandomMask(4);
       const Owned bias_data(kind.storage, {kWidth}, bias), mask_data(DType::kU8, {kRows, kWidth}, mask);
       const Owned y(kind.storage, {kRows, kWidth}, residual);
       BiasDropoutAddForward({}, Owned(kind.storage, {kRows, kWidth}, x), c.bias ? bias_data.tensor() : Tensor(), y,
                             c.mask ? mask_data.tensor() : Tensor(), kP, c.kind, kind.precision, y);
       Values expected(x.size());
-      for (size_t i = 0; i < x.size(); ++i) expected[i] = Forward(c, kind.precision, x[i], bias[i % kWidth], residual[i], mask[i]);
+      for (size_t i = 0; i < x.size(); ++i)
+        expected[i] = Forward(c, kind.precision, x[i], bias[i % kWidth], residual[i], mask[i]);
       int64_t different = 0;
       for (size_t i = 0; i < x.size(); ++i) different += y[i] != expected[i];
       // F32 arithmetic against double may fall on the other side of a tie now and then.
@@ -83,8 +86,8 @@ TEST(BiasDropoutAddTest, Backward) {
       const Values dy = test::RandomValues(kRows * kWidth, 1, 2.0, kind.precision), mask = RandomMask(4);
       const Owned mask_data(DType::kU8, {kRows, kWidth}, mask), dx(kind.storage, {kRows, kWidth});
       const Owned bias_grad(DType::kF32, {kWidth}, Values(kWidth, 3.0));
-      BiasDropoutAddBackward({}, Owned(kind.storage, {kRows, kWidth}, dy), c.mask ? mask_data.tensor() : Tensor(), kP, c.kind, kind.precision,
-                             dx, c.bias ? bias_grad.tensor() : Tensor());
+      BiasDropoutAddBackward({}, Owned(kind.storage, {kRows, kWidth}, dy), c.mask ? mask_data.tensor() : Tensor(), kP, c.kind,
+                             kind.precision, dx, c.bias ? bias_grad.tensor() : Tensor());
       Values column(kWidth);
       for (size_t i = 0; i < dy.size(); ++i) {
         const float v = c.mask ? static_cast<float>(dy[i] * mask[i]) * DropoutScale(c.kind, kP) : static_cast<float>(dy[i]);

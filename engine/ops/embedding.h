@@ -8,7 +8,8 @@ namespace mbridge {
 // y[s, b] = round(words[tokens[b, s]] + positions[position_ids[b, s]]), with `keep` ([s, b, h] U8, or empty) followed by eager
 // dropout. words [V, h], positions [P, h] or empty. Ids must be in range: the caller has checked.
 extern Op<void(const Context&, const Tensor& tokens, const Tensor& position_ids, const Tensor& words, const Tensor& positions,
-               const Tensor& keep, double p, DType precision, const Tensor& y)> EmbeddingForward;
+               const Tensor& keep, double p, DType precision, const Tensor& y)>
+    EmbeddingForward;
 
 // What the table's gradient is added to.
 enum class EmbeddingSum : uint8_t {
@@ -16,10 +17,12 @@ enum class EmbeddingSum : uint8_t {
   kTiedGradient,  // round(round(grad) + gathered): the output layer's gradient of the same microbatch, in the model dtype.
 };
 
-// Adds the embedding gradient to the rows of `grad` [V, h] F32 whose ids occur. Gathered as PyTorch's kernel for few ids does:
-// ids in chunks of 32 in [b, s] order, equal ids of a chunk summed in F32, one read-add-round per chunk. `touched` [V] I32 must be
-// all -1 and is so again afterwards; `gathered` [b * s, h] F32 is scratch. ids [b, s], dy [s, b, h].
+// Adds the embedding gradient to the rows of `grad` [V, h] F32 whose ids occur. Gathered as PyTorch's CUDA kernels do: up to 3072
+// ids in chunks of 32 in [b, s] order, equal ids of a chunk summed in F32, one read-add-round per chunk; more ids in F32, rounded
+// once. `touched` [V] I32 must be all -1 and is so again afterwards; `gathered` [b * s, h] F32 is scratch. ids [b, s], dy [s, b,
+// h].
 extern Op<void(const Context&, const Tensor& ids, const Tensor& dy, DType precision, EmbeddingSum sum, const Tensor& grad,
-               const Tensor& touched, const Tensor& gathered)> EmbeddingBackward;
+               const Tensor& touched, const Tensor& gathered)>
+    EmbeddingBackward;
 
 }  // namespace mbridge

@@ -22,7 +22,8 @@ Values Ids(uint32_t seed, int64_t end) {
 TEST(EmbeddingTest, ForwardIsSequenceFirst) {
   for (const Kind& kind : test::kKinds) {
     for (bool dropout : {false, true}) {
-      const Values words = test::RandomValues(kVocabulary * kWidth, 1, 1.0, kind.precision), places = test::RandomValues(kPlaces * kWidth, 2, 1.0, kind.precision);
+      const Values words = test::RandomValues(kVocabulary * kWidth, 1, 1.0, kind.precision),
+                   places = test::RandomValues(kPlaces * kWidth, 2, 1.0, kind.precision);
       const Values tokens = Ids(3, kVocabulary), positions = Ids(4, kPlaces);
       Values mask = test::RandomValues(kSeq * kBatch * kWidth, 5);
       for (double& m : mask) m = m > -0.5 ? 1 : 0;
@@ -35,7 +36,8 @@ TEST(EmbeddingTest, ForwardIsSequenceFirst) {
           for (int64_t j = 0; j < kWidth; ++j) {
             const int64_t at = (s * kBatch + b) * kWidth + j, id = b * kSeq + s;
             double v = test::RoundTo(kind.precision, words[tokens[id] * kWidth + j] + places[positions[id] * kWidth + j]);
-            if (dropout) v = test::RoundTo(kind.precision, static_cast<float>(v * mask[at]) * DropoutScale(DropoutKind::kEager, 0.25));
+            if (dropout)
+              v = test::RoundTo(kind.precision, static_cast<float>(v * mask[at]) * DropoutScale(DropoutKind::kEager, 0.25));
             ASSERT_EQ(y[at], v);
           }
         }
@@ -47,8 +49,8 @@ TEST(EmbeddingTest, ForwardIsSequenceFirst) {
 TEST(EmbeddingTest, WithoutPositionTable) {
   const Values words = test::RandomValues(kVocabulary * kWidth, 1), tokens = Ids(3, kVocabulary);
   const Owned y(DType::kF32, {kSeq, kBatch, kWidth});
-  EmbeddingForward({}, Owned(DType::kI32, {kBatch, kSeq}, tokens), {}, Owned(DType::kF32, {kVocabulary, kWidth}, words), {}, {}, 0.0,
-                   DType::kBF16, y);
+  EmbeddingForward({}, Owned(DType::kI32, {kBatch, kSeq}, tokens), {}, Owned(DType::kF32, {kVocabulary, kWidth}, words), {}, {},
+                   0.0, DType::kBF16, y);
   EXPECT_EQ(y[(4 * kBatch + 2) * kWidth + 7], words[tokens[2 * kSeq + 4] * kWidth + 7]);
 }
 
@@ -79,17 +81,33 @@ TEST(EmbeddingTest, BackwardIntoMainAndTiedGradients) {
     for (EmbeddingSum sum : {EmbeddingSum::kMainGradient, EmbeddingSum::kTiedGradient}) {
       const Owned grad(DType::kF32, {kVocabulary, kWidth}, before), touched(DType::kI32, {kVocabulary}, Values(kVocabulary, -1));
       const Owned scratch(DType::kF32, {kBatch * kSeq, kWidth});
-      EmbeddingBackward({}, Owned(DType::kI32, {kBatch, kSeq}, ids), Owned(kind.storage, {kSeq, kBatch, kWidth}, dy), kind.precision, sum,
-                        grad, touched, scratch);
+      EmbeddingBackward({}, Owned(DType::kI32, {kBatch, kSeq}, ids), Owned(kind.storage, {kSeq, kBatch, kWidth}, dy),
+                        kind.precision, sum, grad, touched, scratch);
       Values expected = before;
       for (int64_t i = 0; i < (kVocabulary - 2) * kWidth; ++i) {
-        expected[i] = sum == EmbeddingSum::kMainGradient ? static_cast<float>(before[i] + gathered[i])
-                                                         : test::RoundTo(kind.precision, test::RoundTo(kind.precision, before[i]) + gathered[i]);
+        expected[i] = sum == EmbeddingSum::kMainGradient
+                          ? static_cast<float>(before[i] + gathered[i])
+                          : test::RoundTo(kind.precision, test::RoundTo(kind.precision, before[i]) + gathered[i]);
       }
       test::ExpectNear(grad.ToValues(), expected, kind.epsilon(), 4e-6);
       EXPECT_EQ(touched.ToValues(), Values(kVocabulary, -1));
     }
   }
+}
+
+TEST(EmbeddingTest, ManyIdsAreRoundedOnce) {
+  constexpr int64_t kLong = 3100, kNarrow = 3;
+  Values ids(kLong), dy = test::RandomValues(kLong * kNarrow, 9);
+  double sum = 0;
+  for (int64_t i = 0; i < kLong; ++i) {
+    ids[i] = i % 5 == 0 ? 1 : 0;
+    if (i % 5 == 0) sum += dy[i * kNarrow + 2];
+  }
+  const Owned grad(DType::kF32, {3, kNarrow}), touched(DType::kI32, {3}, Values(3, -1)), scratch(DType::kF32, {kLong, kNarrow});
+  EmbeddingBackward({}, Owned(DType::kI32, {1, kLong}, ids), Owned(DType::kBF16, {kLong, 1, kNarrow}, dy), DType::kBF16,
+                    EmbeddingSum::kMainGradient, grad, touched, scratch);
+  EXPECT_EQ(grad[kNarrow + 2], test::RoundTo(DType::kBF16, sum));
+  EXPECT_EQ(grad[2 * kNarrow], 0.0);
 }
 
 }  // namespace

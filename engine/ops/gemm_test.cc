@@ -25,7 +25,9 @@ Values Reference(const Values& a, const Values& b, const GemmOptions& options) {
   return c;
 }
 
-Matrix MatrixOf(const Owned& owned, int64_t rows, int64_t cols) { return {owned.tensor().data, owned.tensor().dtype, rows, cols, cols}; }
+Matrix MatrixOf(const Owned& owned, int64_t rows, int64_t cols) {
+  return {owned.tensor().data, owned.tensor().dtype, rows, cols, cols};
+}
 
 TEST(GemmTest, EveryTypeAndTransposition) {
   for (DType in : {DType::kF32, DType::kBF16, DType::kF16}) {
@@ -44,7 +46,8 @@ TEST(GemmTest, EveryTypeAndTransposition) {
 }
 
 TEST(GemmTest, NarrowResultsAreRoundedOnce) {
-  const Owned a(DType::kBF16, {kM * kK}, test::RandomValues(kM * kK, 3)), b(DType::kBF16, {kK * kN}, test::RandomValues(kK * kN, 4));
+  const Owned a(DType::kBF16, {kM * kK}, test::RandomValues(kM * kK, 3)),
+      b(DType::kBF16, {kK * kN}, test::RandomValues(kK * kN, 4));
   const Owned narrow(DType::kBF16, {kM * kN}), wide(DType::kF32, {kM * kN});
   Gemm({}, MatrixOf(a, kM, kK), MatrixOf(b, kK, kN), MatrixOf(narrow, kM, kN), {});
   Gemm({}, MatrixOf(a, kM, kK), MatrixOf(b, kK, kN), MatrixOf(wide, kM, kN), {});

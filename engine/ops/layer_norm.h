@@ -8,10 +8,11 @@
 
 namespace mbridge {
 
-// y = (x - mean) * rstd * gamma + beta, one rounding; rstd = 1 / sqrt(biased variance + epsilon). x, y [rows, h]; gamma, beta [h];
-// mean, rstd [rows] F32, kept for backward.
+// y = (x - mean) * rstd * gamma + beta, one rounding; rstd = 1 / sqrt(biased variance + epsilon). x, y [rows, h]; gamma, beta
+// [h]; mean, rstd [rows] F32, kept for backward.
 extern Op<void(const Context&, const Tensor& x, const Tensor& gamma, const Tensor& beta, float epsilon, DType precision,
-               const Tensor& y, const Tensor& mean, const Tensor& rstd)> LayerNormForward;
+               const Tensor& y, const Tensor& mean, const Tensor& rstd)>
+    LayerNormForward;
 
 // dx = round(d_residual + round(layer norm's input gradient)); without d_residual (empty) the latter alone. dx may be dy or
 // d_residual. gamma_grad and beta_grad [h] F32: each gets its sum over rows, rounded to `precision`, added.

@@ -38,7 +38,8 @@ Inputs MakeInputs(DType precision) {
 TEST(LayerNormTest, Forward) {
   for (const Kind& kind : test::kKinds) {
     const Inputs in = MakeInputs(kind.precision);
-    const Owned x(kind.storage, {kRows, kWidth}, in.x), gamma(kind.storage, {kWidth}, in.gamma), beta(kind.storage, {kWidth}, in.beta);
+    const Owned x(kind.storage, {kRows, kWidth}, in.x), gamma(kind.storage, {kWidth}, in.gamma),
+        beta(kind.storage, {kWidth}, in.beta);
     const Owned y(kind.storage, {kRows, kWidth}), mean(DType::kF32, {kRows}), rstd(DType::kF32, {kRows});
     LayerNormForward({}, x, gamma, beta, kEpsilon, kind.precision, y, mean, rstd);
     test::ExpectNear(y.ToValues(), Reference(in.x, in.gamma, in.beta), kind.epsilon(), 1e-6);
@@ -49,7 +50,8 @@ TEST(LayerNormTest, Forward) {
 TEST(LayerNormTest, BackwardAgainstFiniteDifferences) {
   for (const Kind& kind : test::kKinds) {
     const Inputs in = MakeInputs(kind.precision);
-    const Owned x(kind.storage, {kRows, kWidth}, in.x), gamma(kind.storage, {kWidth}, in.gamma), beta(kind.storage, {kWidth}, in.beta);
+    const Owned x(kind.storage, {kRows, kWidth}, in.x), gamma(kind.storage, {kWidth}, in.gamma),
+        beta(kind.storage, {kWidth}, in.beta);
     const Owned dy(kind.storage, {kRows, kWidth}, in.dy), y(kind.storage, {kRows, kWidth}), dx(kind.storage, {kRows, kWidth});
     const Owned mean(DType::kF32, {kRows}), rstd(DType::kF32, {kRows});
     const Owned gamma_grad(DType::kF32, {kWidth}, Values(kWidth, 1.0)), beta_grad(DType::kF32, {kWidth}, Values(kWidth, 2.0));
@@ -57,7 +59,8 @@ TEST(LayerNormTest, BackwardAgainstFiniteDifferences) {
     LayerNormBackward({}, dy, x, gamma, mean, rstd, {}, kind.precision, dx, gamma_grad, beta_grad);
     const auto loss = [&](const Values& a, const Values& g, const Values& b) { return test::Dot(Reference(a, g, b), in.dy); };
     const double tolerance = kind.epsilon();
-    test::ExpectNear(dx.ToValues(), test::NumericGradient(in.x, [&](const Values& v) { return loss(v, in.gamma, in.beta); }), tolerance, 2e-6);
+    test::ExpectNear(dx.ToValues(), test::NumericGradient(in.x, [&](const Values& v) { return loss(v, in.gamma, in.beta); }),
+                     tolerance, 2e-6);
     Values expected_gamma = test::NumericGradient(in.gamma, [&](const Values& v) { return loss(in.x, v, in.beta); });
     Values expected_beta = test::NumericGradient(in.beta, [&](const Values& v) { return loss(in.x, in.gamma, v); });
     for (double& v : expected_gamma) v = test::RoundTo(kind.precision, v) + 1.0;  // Rounded, then added to what was there.
@@ -70,14 +73,16 @@ TEST(LayerNormTest, BackwardAgainstFiniteDifferences) {
 TEST(LayerNormTest, BackwardJoinsTheResidualGradientWithASecondRounding) {
   for (const Kind& kind : test::kKinds) {
     const Inputs in = MakeInputs(kind.precision);
-    const Owned x(kind.storage, {kRows, kWidth}, in.x), gamma(kind.storage, {kWidth}, in.gamma), beta(kind.storage, {kWidth}, in.beta);
+    const Owned x(kind.storage, {kRows, kWidth}, in.x), gamma(kind.storage, {kWidth}, in.gamma),
+        beta(kind.storage, {kWidth}, in.beta);
     const Owned dy(kind.storage, {kRows, kWidth}, in.dy), y(kind.storage, {kRows, kWidth}), alone(kind.storage, {kRows, kWidth});
     const Owned joined(kind.storage, {kRows, kWidth}, in.residual), mean(DType::kF32, {kRows}), rstd(DType::kF32, {kRows});
     const Owned gamma_grad(DType::kF32, {kWidth}), beta_grad(DType::kF32, {kWidth});
     LayerNormForward({}, x, gamma, beta, kEpsilon, kind.precision, y, mean, rstd);
     LayerNormBackward({}, dy, x, gamma, mean, rstd, {}, kind.precision, alone, gamma_grad, beta_grad);
     LayerNormBackward({}, dy, x, gamma, mean, rstd, joined, kind.precision, joined, gamma_grad, beta_grad);
-    for (int64_t i = 0; i < kRows * kWidth; ++i) EXPECT_EQ(joined[i], test::RoundTo(kind.precision, in.residual[i] + alone[i])) << i;
+    for (int64_t i = 0; i < kRows * kWidth; ++i)
+      EXPECT_EQ(joined[i], test::RoundTo(kind.precision, in.residual[i] + alone[i])) << i;
   }
 }
 

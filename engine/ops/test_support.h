@@ -78,7 +78,8 @@ struct Kind {
   // Relative size of half a step.
   double epsilon() const { return precision == DType::kBF16 ? 1.0 / 256 : precision == DType::kF16 ? 1.0 / 2048 : 1e-6; }
 };
-inline constexpr Kind kKinds[] = {{DType::kF32, DType::kF32}, {DType::kF32, DType::kBF16}, {DType::kBF16, DType::kBF16}, {DType::kF32, DType::kF16}};
+inline constexpr Kind kKinds[] = {
+    {DType::kF32, DType::kF32}, {DType::kF32, DType::kBF16}, {DType::kBF16, DType::kBF16}, {DType::kF32, DType::kF16}};
 
 // Every element within `relative` of the larger magnitude, or within `absolute`.
 inline void ExpectNear(const Values& actual, const Values& expected, double relative, double absolute) {

@@ -9,19 +9,20 @@ namespace mbridge {
 
 // Per row (token): what the loss and its gradient need. F32 [rows] each.
 struct CrossEntropyState {
-  Tensor maximum;      // Of the logits so far.
-  Tensor sum;          // Of exp(logit - maximum) so far.
-  Tensor predicted;    // The label's logit, once its column was seen.
+  Tensor maximum;    // Of the logits so far.
+  Tensor sum;        // Of exp(logit - maximum) so far.
+  Tensor predicted;  // The label's logit, once its column was seen.
 };
 
 // Empties the state for new rows.
 extern Op<void(const Context&, const CrossEntropyState& state)> CrossEntropyBegin;
 
 // Folds columns [first, first + n) in. tile [rows, >= n] holds their logits (unrounded F32, or of `precision`) in its first n
-// columns; they are rounded to `precision` and copied to the same columns of `logits` [rows, V] (dtype `precision`), unless that is
-// empty. labels I32 [rows].
+// columns; they are rounded to `precision` and copied to the same columns of `logits` [rows, V] (dtype `precision`), unless that
+// is empty. labels I32 [rows].
 extern Op<void(const Context&, const Tensor& tile, int64_t first, int64_t n, const Tensor& labels, DType precision,
-               const CrossEntropyState& state, const Tensor& logits)> CrossEntropyFold;
+               const CrossEntropyState& state, const Tensor& logits)>
+    CrossEntropyFold;
 
 // loss = log(sum) - (predicted - maximum), F32 [rows].
 extern Op<void(const Context&, const CrossEntropyState& state, const Tensor& loss)> CrossEntropyLoss;
@@ -29,6 +30,7 @@ extern Op<void(const Context&, const CrossEntropyState& state, const Tensor& los
 // Gradient of sum over rows of weight * loss, for columns [first, first + n): the first n columns of tile (F32, or BF16) become
 // round((exp(logit - maximum) / sum - [column is the label]) * weight), rounded to `gradient_precision`. weight F32 [rows].
 extern Op<void(const Context&, const Tensor& logits, int64_t first, int64_t n, const Tensor& labels, const Tensor& weight,
-               const CrossEntropyState& state, DType gradient_precision, const Tensor& tile)> CrossEntropyGradient;
+               const CrossEntropyState& state, DType gradient_precision, const Tensor& tile)>
+    CrossEntropyGradient;
 
 }  // namespace mbridge

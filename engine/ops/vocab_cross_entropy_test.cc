@@ -16,8 +16,10 @@ struct Outcome {
 };
 
 Outcome RunTiles(const Values& logits, const Values& labels, const Values& weights, const Kind& kind, DType gradient_precision) {
-  const Owned maximum(DType::kF32, {kRows}), sum(DType::kF32, {kRows}), predicted(DType::kF32, {kRows}), loss(DType::kF32, {kRows});
-  const Owned label(DType::kI32, {kRows}, labels), weight(DType::kF32, {kRows}, weights), kept(kind.precision, {kRows, kVocabulary});
+  const Owned maximum(DType::kF32, {kRows}), sum(DType::kF32, {kRows}), predicted(DType::kF32, {kRows}),
+      loss(DType::kF32, {kRows});
+  const Owned label(DType::kI32, {kRows}, labels), weight(DType::kF32, {kRows}, weights),
+      kept(kind.precision, {kRows, kVocabulary});
   Owned tile(kind.storage, {kRows, kStride});
   const CrossEntropyState state{maximum, sum, predicted};
   CrossEntropyBegin({}, state);
@@ -42,7 +44,8 @@ Outcome RunTiles(const Values& logits, const Values& labels, const Values& weigh
 
 TEST(VocabCrossEntropyTest, AgainstDoublePrecision) {
   for (const Kind& kind : test::kKinds) {
-    const Values raw = test::RandomValues(kRows * kVocabulary, 1, 6.0, DType::kF32), weights = test::RandomValues(kRows, 2, 1.0, DType::kF32);
+    const Values raw = test::RandomValues(kRows * kVocabulary, 1, 6.0, DType::kF32),
+                 weights = test::RandomValues(kRows, 2, 1.0, DType::kF32);
     Values labels(kRows), expected_loss(kRows), expected_gradient(raw.size());
     for (int64_t i = 0; i < kRows; ++i) {
       labels[i] = static_cast<double>(i * 29 % kVocabulary);

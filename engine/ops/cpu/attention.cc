@@ -26,8 +26,8 @@ int64_t ScoreStride(const AttentionOptions& o) { return o.seq_length + kRowPaddi
 
 // F32 scratch of one thread.
 struct Scratch {
-  float *scores, *dropped;             // [kBlockRows, ScoreStride].
-  float *key_grad, *value_grad;        // [s, d] of one head.
+  float *scores, *dropped;                   // [kBlockRows, ScoreStride].
+  float *key_grad, *value_grad;              // [s, d] of one head.
   float *group_key_grad, *group_value_grad;  // [s, d], summed over the heads of a group.
   float *query, *key, *value, *context;      // [s, d] widened copies, used if storage is narrow.
   int64_t floats;
@@ -47,8 +47,7 @@ struct Scratch {
 Matrix Window(float* data, int64_t rows, int64_t cols, int64_t stride) { return {data, DType::kF32, rows, cols, stride}; }
 
 // A head's [s, d] slice of a [s, b, width] tensor as F32: in place if it is F32, else copied to `copy`.
-template <class P>
-Matrix HeadSlice(const Tensor& tensor, const AttentionOptions& o, int64_t batch, int64_t column, float* copy) {
+template <class P> Matrix HeadSlice(const Tensor& tensor, const AttentionOptions& o, int64_t batch, int64_t column, float* copy) {
   const int64_t width = tensor.shape[2], stride = o.batch * width;
   auto* data = tensor.as<typename P::Storage>() + batch * width + column;
   if constexpr (std::is_same_v<typename P::Storage, float>) {
@@ -63,7 +62,8 @@ Matrix HeadSlice(const Tensor& tensor, const AttentionOptions& o, int64_t batch,
 
 // to[i, j] = round(from[i, j]) then, if scale is not 1, round(that * scale).
 template <class P>
-void StoreSlice(const Matrix& from, int64_t first_row, const Tensor& to, const AttentionOptions& o, int64_t batch, int64_t column, float scale) {
+void StoreSlice(const Matrix& from, int64_t first_row, const Tensor& to, const AttentionOptions& o, int64_t batch, int64_t column,
+                float scale) {
   const int64_t width = to.shape[2], stride = o.batch * width;
   auto* out = to.as<typename P::Storage>() + batch * width + column + first_row * stride;
   const float* in = static_cast<const float*>(from.data);
@@ -84,8 +84,7 @@ Columns ColumnsOfHead(const AttentionOptions& o, int64_t head) {
 }
 
 // Softmax of row[0 .. count) rounded to P on read; F32 probabilities in place.
-template <class P>
-void SoftmaxRow(float* row, int64_t count) {
+template <class P> void SoftmaxRow(float* row, int64_t count) {
   float largest = -std::numeric_limits<float>::infinity();
 #pragma omp simd reduction(max : largest)
   for (int64_t j = 0; j < count; ++j) {
@@ -111,13 +110,14 @@ void DropRow(const Saved* probability, const uint8_t* keep, float scale, int64_t
     for (int64_t j = 0; j < count; ++j) dropped[j] = P::Round(ToFloat(probability[j]));
   } else {
 #pragma omp simd
-    for (int64_t j = 0; j < count; ++j) dropped[j] = P::Round(P::Round(ToFloat(probability[j])) * static_cast<float>(keep[j]) * scale);
+    for (int64_t j = 0; j < count; ++j)
+      dropped[j] = P::Round(P::Round(ToFloat(probability[j])) * static_cast<float>(keep[j]) * scale);
   }
 }
 
 template <class P, class Saved>
-void ForwardHead(const Context& context, const Tensor& qkv, const Tensor& keep, const AttentionOptions& o, const Tensor& probabilities,
-                 const Tensor& output, int64_t batch, int64_t head, const Scratch& scratch) {
+void ForwardHead(const Context& context, const Tensor& qkv, const Tensor& keep, const AttentionOptions& o,
+                 const Tensor& probabilities, const Tensor& output, int64_t batch, int64_t head, const Scratch& scratch) {
   const int64_t s = o.seq_length, stride = ScoreStride(o);
   const Columns columns = ColumnsOfHead(o, head);
   const Matrix query = HeadSlice<P>(qkv, o, batch, columns.query, scratch.query);
@@ -149,7 +149,8 @@ void ForwardHead(const Context& context, const Tensor& qkv, const Tensor& keep, 
 
 // In: row of dD. Out: row of dS. dropped[j] gets D.
 template <class P, class Saved>
-void SoftmaxBackwardRow(const Saved* probability, const uint8_t* keep, float scale, bool round_product, int64_t seen, float* row, float* dropped) {
+void SoftmaxBackwardRow(const Saved* probability, const uint8_t* keep, float scale, bool round_product, int64_t seen, float* row,
+                        float* dropped) {
   DropRow<P>(probability, keep, scale, seen, dropped);
   float sum = 0.0f;
   if (keep == nullptr) {
@@ -177,15 +178,15 @@ void SoftmaxBackwardRow(const Saved* probability, const uint8_t* keep, float sca
 }
 
 // group_sum += round(round(grad) scale).
-template <class P>
-void AddHeadGradient(const float* grad, float scale, int64_t count, float* group_sum) {
+template <class P> void AddHeadGradient(const float* grad, float scale, int64_t count, float* group_sum) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) group_sum[i] += P::Round(P::Round(grad[i]) * scale);
 }
 
 template <class P, class Saved>
-void BackwardGroup(const Context& context, const Tensor& d_context, const Tensor& qkv, const Tensor& keep, const Tensor& probabilities,
-                   const AttentionOptions& o, const Tensor& d_qkv, int64_t batch, int64_t group, const Scratch& scratch) {
+void BackwardGroup(const Context& context, const Tensor& d_context, const Tensor& qkv, const Tensor& keep,
+                   const Tensor& probabilities, const AttentionOptions& o, const Tensor& d_qkv, int64_t batch, int64_t group,
+                   const Scratch& scratch) {
   const int64_t s = o.seq_length, d = o.head_size, stride = ScoreStride(o), per_group = o.heads / o.groups;
   const float scale = DropoutScale(DropoutKind::kEager, o.dropout);
   std::fill_n(scratch.group_key_grad, s * d, 0.0f);
@@ -231,7 +232,8 @@ void BackwardGroup(const Context& context, const Tensor& d_context, const Tensor
 template <class Body>
 void ParallelWithScratch(int64_t count, const AttentionOptions& o, DType storage, const Tensor& workspace, Body&& body) {
   const int64_t bytes = AttentionWorkspaceBytes(o, storage, omp_get_max_threads());
-  if (static_cast<int64_t>(workspace.bytes()) < bytes) ThrowEngineError("attention workspace of {} bytes, {} needed", workspace.bytes(), bytes);
+  if (static_cast<int64_t>(workspace.bytes()) < bytes)
+    ThrowEngineError("attention workspace of {} bytes, {} needed", workspace.bytes(), bytes);
   const int64_t floats = Scratch(o, storage, nullptr).floats;
   std::atomic<bool> failed = false;
   std::exception_ptr failure;
@@ -247,16 +249,18 @@ void ParallelWithScratch(int64_t count, const AttentionOptions& o, DType storage
 }
 
 // f(P, Saved).
-template <class F>
-void WithTypes(DType storage, const AttentionOptions& o, F&& f) {
+template <class F> void WithTypes(DType storage, const AttentionOptions& o, F&& f) {
   cpu::WithPrecision(storage, o.precision, [&]<class P>(P) {
     using Compact = typename cpu::CompactOf<P::kPrecision>::Type;
-    if (o.softmax_in_fp32) f(P(), float()); else f(P(), Compact());
+    if (o.softmax_in_fp32)
+      f(P(), float());
+    else
+      f(P(), Compact());
   });
 }
 
-void ForwardCpu(const Context& context, const Tensor& qkv, const Tensor& keep, const AttentionOptions& o, const Tensor& probabilities,
-                const Tensor& output, const Tensor& workspace) {
+void ForwardCpu(const Context& context, const Tensor& qkv, const Tensor& keep, const AttentionOptions& o,
+                const Tensor& probabilities, const Tensor& output, const Tensor& workspace) {
   WithTypes(qkv.dtype, o, [&]<class P, class Saved>(P, Saved) {
     ParallelWithScratch(o.batch * o.heads, o, qkv.dtype, workspace, [&](int64_t index, const Scratch& scratch) {
       ForwardHead<P, Saved>(context, qkv, keep, o, probabilities, output, index / o.heads, index % o.heads, scratch);
@@ -264,11 +268,12 @@ void ForwardCpu(const Context& context, const Tensor& qkv, const Tensor& keep, c
   });
 }
 
-void BackwardCpu(const Context& context, const Tensor& d_context, const Tensor& qkv, const Tensor& keep, const Tensor& probabilities,
-                 const AttentionOptions& o, const Tensor& d_qkv, const Tensor& workspace) {
+void BackwardCpu(const Context& context, const Tensor& d_context, const Tensor& qkv, const Tensor& keep,
+                 const Tensor& probabilities, const AttentionOptions& o, const Tensor& d_qkv, const Tensor& workspace) {
   WithTypes(qkv.dtype, o, [&]<class P, class Saved>(P, Saved) {
     ParallelWithScratch(o.batch * o.groups, o, qkv.dtype, workspace, [&](int64_t index, const Scratch& scratch) {
-      BackwardGroup<P, Saved>(context, d_context, qkv, keep, probabilities, o, d_qkv, index / o.groups, index % o.groups, scratch);
+      BackwardGroup<P, Saved>(context, d_context, qkv, keep, probabilities, o, d_qkv, index / o.groups, index % o.groups,
+                              scratch);
     });
   });
 }
@@ -281,7 +286,8 @@ int64_t AttentionWorkspaceBytes(const AttentionOptions& options, DType storage, 
 
 Op<void(const Context&, const Tensor&, const Tensor&, const AttentionOptions&, const Tensor&, const Tensor&, const Tensor&)>
     AttentionForward{&ForwardCpu};
-Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const AttentionOptions&, const Tensor&, const Tensor&)>
+Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const AttentionOptions&, const Tensor&,
+        const Tensor&)>
     AttentionBackward{&BackwardCpu};
 
 }  // namespace mbridge

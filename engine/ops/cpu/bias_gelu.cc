@@ -26,8 +26,7 @@ struct ExactErf {
   static float Slope(float u) { return Half(u) + u * (0.39894228f * cpu::Exp(-0.5f * u * u)); }
 };
 
-template <class P, class Gelu, bool kRoundSum, class F>
-void ForEach(const Tensor& x, const Tensor& bias, F&& apply) {
+template <class P, class Gelu, bool kRoundSum, class F> void ForEach(const Tensor& x, const Tensor& bias, F&& apply) {
   const int64_t n = x.shape[x.shape.rank() - 1], rows = x.size() / n;
   const auto* values = x.as<typename P::Storage>();
   const auto* b = bias.empty() ? nullptr : bias.as<typename P::Storage>();
@@ -48,8 +47,7 @@ void ForEach(const Tensor& x, const Tensor& bias, F&& apply) {
 }
 
 // f(Gelu, whether the sum is rounded).
-template <class F>
-void WithKind(GeluKind kind, F&& f) {
+template <class F> void WithKind(GeluKind kind, F&& f) {
   switch (kind) {
     case GeluKind::kTanhFused: return f(Tanh(), std::false_type());
     case GeluKind::kErf: return f(ExactErf(), std::true_type());
@@ -66,7 +64,8 @@ void ForwardCpu(const Context&, const Tensor& x, const Tensor& bias, GeluKind ki
   });
 }
 
-void BackwardCpu(const Context&, const Tensor& dy, const Tensor& x, const Tensor& bias, GeluKind kind, DType precision, const Tensor& dx) {
+void BackwardCpu(const Context&, const Tensor& dy, const Tensor& x, const Tensor& bias, GeluKind kind, DType precision,
+                 const Tensor& dx) {
   cpu::WithPrecision(x.dtype, precision, [&]<class P>(P) {
     const auto* g = dy.as<typename P::Storage>();
     auto* out = dx.as<typename P::Storage>();
@@ -79,6 +78,7 @@ void BackwardCpu(const Context&, const Tensor& dy, const Tensor& x, const Tensor
 }  // namespace
 
 Op<void(const Context&, const Tensor&, const Tensor&, GeluKind, DType, const Tensor&)> BiasGeluForward{&ForwardCpu};
-Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, GeluKind, DType, const Tensor&)> BiasGeluBackward{&BackwardCpu};
+Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, GeluKind, DType, const Tensor&)> BiasGeluBackward{
+    &BackwardCpu};
 
 }  // namespace mbridge

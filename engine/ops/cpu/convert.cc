@@ -5,8 +5,7 @@
 namespace mbridge {
 namespace {
 
-template <class F>
-void WithStorage(const Tensor& tensor, F&& f) {
+template <class F> void WithStorage(const Tensor& tensor, F&& f) {
   switch (tensor.dtype) {
     case DType::kF32: return f(tensor.as<float>());
     case DType::kBF16: return f(tensor.as<BFloat16>());

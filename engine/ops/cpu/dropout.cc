@@ -25,7 +25,8 @@ void ForwardCpu(const Context&, const Tensor& x, const Tensor& bias, const Tenso
   const float scale = DropoutScale(kind, p);
   cpu::WithPrecision(x.dtype, precision, [&]<class P>(P) {
     using T = typename P::Storage;
-    const auto run = [&]<bool kBias, bool kKeep, bool kFused>(std::bool_constant<kBias>, std::bool_constant<kKeep>, std::bool_constant<kFused>) {
+    const auto run = [&]<bool kBias, bool kKeep, bool kFused>(std::bool_constant<kBias>, std::bool_constant<kKeep>,
+                                                              std::bool_constant<kFused>) {
       const T *in = x.as<T>(), *b = kBias ? bias.as<T>() : nullptr, *res = residual.as<T>();
       const uint8_t* kept = kKeep ? keep.as<uint8_t>() : nullptr;
       T* out = y.as<T>();
@@ -45,17 +46,26 @@ void ForwardCpu(const Context&, const Tensor& x, const Tensor& bias, const Tenso
       }
     };
     const auto with_kind = [&](auto has_bias, auto has_keep) {
-      if (kind == DropoutKind::kCompiled) run(has_bias, has_keep, std::true_type()); else run(has_bias, has_keep, std::false_type());
+      if (kind == DropoutKind::kCompiled)
+        run(has_bias, has_keep, std::true_type());
+      else
+        run(has_bias, has_keep, std::false_type());
     };
     const auto with_keep = [&](auto has_bias) {
-      if (keep.empty()) with_kind(has_bias, std::false_type()); else with_kind(has_bias, std::true_type());
+      if (keep.empty())
+        with_kind(has_bias, std::false_type());
+      else
+        with_kind(has_bias, std::true_type());
     };
-    if (bias.empty()) with_keep(std::false_type()); else with_keep(std::true_type());
+    if (bias.empty())
+      with_keep(std::false_type());
+    else
+      with_keep(std::true_type());
   });
 }
 
-void BackwardCpu(const Context&, const Tensor& dy, const Tensor& keep, double p, DropoutKind kind, DType precision, const Tensor& dx,
-                 const Tensor& bias_grad) {
+void BackwardCpu(const Context&, const Tensor& dy, const Tensor& keep, double p, DropoutKind kind, DType precision,
+                 const Tensor& dx, const Tensor& bias_grad) {
   constexpr int64_t kBlock = 64;  // Columns of a thread's turn: the bias gradient is summed in row order.
   const int64_t n = dy.shape[dy.shape.rank() - 1], rows = dy.size() / n, blocks = (n + kBlock - 1) / kBlock;
   const float scale = keep.empty() ? 1.0f : DropoutScale(kind, p);
@@ -86,9 +96,15 @@ void BackwardCpu(const Context&, const Tensor& dy, const Tensor& keep, double p,
       }
     };
     const auto with_kind = [&](auto has_keep) {
-      if (kind == DropoutKind::kCompiled) run(has_keep, std::true_type()); else run(has_keep, std::false_type());
+      if (kind == DropoutKind::kCompiled)
+        run(has_keep, std::true_type());
+      else
+        run(has_keep, std::false_type());
     };
-    if (keep.empty()) with_kind(std::false_type()); else with_kind(std::true_type());
+    if (keep.empty())
+      with_kind(std::false_type());
+    else
+      with_kind(std::true_type());
   });
 }
 

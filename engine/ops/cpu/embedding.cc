@@ -39,12 +39,12 @@ void ForwardCpu(const Context&, const Tensor& tokens, const Tensor& position_ids
   });
 }
 
-constexpr int64_t kChunk = 32;
+constexpr int64_t kChunk = 32, kMaxChunked = 3072;
 
-// Columns [begin, begin + width) of every id's gradient.
+// Columns [begin, begin + width) of every id's gradient, in chunks.
 template <class P>
-void GatherColumns(const int32_t* ids, const int32_t* touched, const typename P::Storage* dy, int64_t b, int64_t s, int64_t h,
-                   int64_t begin, int64_t width, float* gathered) {
+void GatherChunks(const int32_t* ids, const int32_t* touched, const typename P::Storage* dy, int64_t b, int64_t s, int64_t h,
+                  int64_t begin, int64_t width, float* gathered) {
   constexpr int64_t kMaxWidth = 64;
   for (int64_t first = 0; first < b * s; first += kChunk) {
     const int64_t end = std::min(first + kChunk, b * s);
@@ -65,6 +65,23 @@ void GatherColumns(const int32_t* ids, const int32_t* touched, const typename P:
   }
 }
 
+// The same for many ids.
+template <class P>
+void GatherAll(const int32_t* ids, const int32_t* touched, const typename P::Storage* dy, int64_t b, int64_t s, int64_t h,
+               int64_t begin, int64_t width, int64_t slots, float* gathered) {
+  for (int64_t k = 0; k < b * s; ++k) {
+    const auto* row = dy + (k % s * b + k / s) * h + begin;
+    float* to = gathered + touched[ids[k]] * h + begin;
+#pragma omp simd
+    for (int64_t j = 0; j < width; ++j) to[j] += P::Load(row[j]);
+  }
+  for (int64_t slot = 0; slot < slots; ++slot) {
+    float* to = gathered + slot * h + begin;
+#pragma omp simd
+    for (int64_t j = 0; j < width; ++j) to[j] = P::Round(to[j]);
+  }
+}
+
 void BackwardCpu(const Context&, const Tensor& ids, const Tensor& dy, DType precision, EmbeddingSum sum, const Tensor& grad,
                  const Tensor& touched, const Tensor& gathered) {
   constexpr int64_t kBlock = 64;
@@ -82,7 +99,12 @@ void BackwardCpu(const Context&, const Tensor& ids, const Tensor& dy, DType prec
     const T* g = dy.as<T>();
 #pragma omp parallel for schedule(static)
     for (int64_t block = 0; block < blocks; ++block) {
-      GatherColumns<P>(id, slot, g, b, s, h, block * kBlock, std::min(kBlock, h - block * kBlock), sums);
+      const int64_t begin = block * kBlock, width = std::min(kBlock, h - begin);
+      if (b * s <= kMaxChunked) {
+        GatherChunks<P>(id, slot, g, b, s, h, begin, width, sums);
+      } else {
+        GatherAll<P>(id, slot, g, b, s, h, begin, width, slots, sums);
+      }
     }
     float* out = grad.as<float>();
     for (int64_t i = 0; i < b * s; ++i) {

@@ -36,10 +36,12 @@ Matrix WithPaddedRows(const Matrix& a, bool transpose, int64_t result_columns) {
 void ProductF32(const Matrix& matrix_a, const Matrix& b, const Matrix& c, const GemmOptions& options) {
   const Matrix a = WithPaddedRows(matrix_a, options.transpose_a, c.cols);
   const auto [m, k] = ShapeOf(a, options.transpose_a);
-  const dnnl_status_t status = dnnl_sgemm(
-      options.transpose_a ? 'T' : 'N', options.transpose_b ? 'T' : 'N', m, c.cols, k, options.alpha, static_cast<const float*>(a.data),
-      a.stride, static_cast<const float*>(b.data), b.stride, options.accumulate ? 1.0f : 0.0f, static_cast<float*>(c.data), c.stride);
-  if (status != dnnl_success) ThrowEngineError("oneDNN f32 product [{}, {}] x [{}, {}] failed with status {}", m, k, k, c.cols, int(status));
+  const dnnl_status_t status =
+      dnnl_sgemm(options.transpose_a ? 'T' : 'N', options.transpose_b ? 'T' : 'N', m, c.cols, k, options.alpha,
+                 static_cast<const float*>(a.data), a.stride, static_cast<const float*>(b.data), b.stride,
+                 options.accumulate ? 1.0f : 0.0f, static_cast<float*>(c.data), c.stride);
+  if (status != dnnl_success)
+    ThrowEngineError("oneDNN f32 product [{}, {}] x [{}, {}] failed with status {}", m, k, k, c.cols, int(status));
 }
 
 const dnnl::engine& CpuEngine() {
@@ -96,10 +98,11 @@ void ProductNative(const Matrix& a, const Matrix& b, const Matrix& c, const Gemm
   try {
     Product* product = FindProduct(a, b, c, options);
     static auto* stream = new dnnl::stream(CpuEngine());
-    product->primitive.execute(*stream, {{DNNL_ARG_SRC, {product->a, CpuEngine(), a.data}},
-                                         {DNNL_ARG_WEIGHTS, {product->b, CpuEngine(), b.data}},
-                                         {DNNL_ARG_DST, {product->c, CpuEngine(), c.data}},
-                                         {DNNL_ARG_SCRATCHPAD, {product->scratchpad_desc, CpuEngine(), product->scratchpad.data()}}});
+    product->primitive.execute(*stream,
+                               {{DNNL_ARG_SRC, {product->a, CpuEngine(), a.data}},
+                                {DNNL_ARG_WEIGHTS, {product->b, CpuEngine(), b.data}},
+                                {DNNL_ARG_DST, {product->c, CpuEngine(), c.data}},
+                                {DNNL_ARG_SCRATCHPAD, {product->scratchpad_desc, CpuEngine(), product->scratchpad.data()}}});
     stream->wait();
   } catch (const dnnl::error& error) {
     ThrowEngineError("oneDNN bf16 product [{}, {}] x [{}, {}]: {}", a.rows, a.cols, b.rows, b.cols, error.what());
@@ -117,7 +120,10 @@ Matrix Widened(const Matrix& x, std::vector<float>* buffer) {
       for (int64_t col = 0; col < x.cols; ++col) out[col] = ToFloat(data[row * x.stride + col]);
     }
   };
-  if (x.dtype == DType::kBF16) widen(static_cast<const BFloat16*>(x.data)); else widen(static_cast<const Float16*>(x.data));
+  if (x.dtype == DType::kBF16)
+    widen(static_cast<const BFloat16*>(x.data));
+  else
+    widen(static_cast<const Float16*>(x.data));
   return {buffer->data(), DType::kF32, x.rows, x.cols, x.cols};
 }
 
@@ -137,7 +143,10 @@ void ProductWidened(const Matrix& a, const Matrix& b, const Matrix& c, const Gem
       for (int64_t col = 0; col < c.cols; ++col) data[row * c.stride + col] = cpu::Narrow<T>(values[row * c.cols + col]);
     }
   };
-  if (c.dtype == DType::kBF16) narrow(static_cast<BFloat16*>(c.data)); else narrow(static_cast<Float16*>(c.data));
+  if (c.dtype == DType::kBF16)
+    narrow(static_cast<BFloat16*>(c.data));
+  else
+    narrow(static_cast<Float16*>(c.data));
 }
 
 void GemmCpu(const Context&, const Matrix& a, const Matrix& b, const Matrix& c, const GemmOptions& options) {
@@ -174,8 +183,8 @@ Matrix AsMatrix(const Tensor& tensor) {
 }
 
 Matrix RowsOf(const Matrix& matrix, int64_t begin, int64_t count) {
-  return {static_cast<char*>(matrix.data) + begin * matrix.stride * static_cast<int64_t>(SizeOf(matrix.dtype)), matrix.dtype, count,
-          matrix.cols, matrix.stride};
+  return {static_cast<char*>(matrix.data) + begin * matrix.stride * static_cast<int64_t>(SizeOf(matrix.dtype)), matrix.dtype,
+          count, matrix.cols, matrix.stride};
 }
 
 Matrix ColumnsOf(const Matrix& matrix, int64_t begin, int64_t count) {

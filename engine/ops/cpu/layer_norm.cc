@@ -45,7 +45,8 @@ void ForwardCpu(const Context&, const Tensor& x, const Tensor& gamma, const Tens
 
 // Columns of the two parameter gradients: a thread owns columns, so the order of summation is that of the rows.
 template <class P>
-void AddParameterGradients(const Tensor& dy, const Tensor& x, const float* means, const float* rstds, float* gamma_grad, float* beta_grad) {
+void AddParameterGradients(const Tensor& dy, const Tensor& x, const float* means, const float* rstds, float* gamma_grad,
+                           float* beta_grad) {
   using T = typename P::Storage;
   constexpr int64_t kBlock = 32;
   const int64_t h = LastDimension(x), rows = x.size() / h, blocks = (h + kBlock - 1) / kBlock;
@@ -115,8 +116,8 @@ void BackwardCpu(const Context&, const Tensor& dy, const Tensor& x, const Tensor
 
 Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, float, DType, const Tensor&, const Tensor&, const Tensor&)>
     LayerNormForward{&ForwardCpu};
-Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, DType, const Tensor&,
-        const Tensor&, const Tensor&)>
+Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, DType,
+        const Tensor&, const Tensor&, const Tensor&)>
     LayerNormBackward{&BackwardCpu};
 
 }  // namespace mbridge

@@ -54,8 +54,7 @@ struct BF16 {
 };
 
 // Calls f with one of the four types above. Throws for a combination that is none of them.
-template <class F>
-void WithPrecision(DType storage, DType precision, F&& f) {
+template <class F> void WithPrecision(DType storage, DType precision, F&& f) {
   if (storage == DType::kF32 && precision == DType::kF32) return f(F32());
   if (storage == DType::kF32 && precision == DType::kBF16) return f(BF16InF32());
   if (storage == DType::kF32 && precision == DType::kF16) return f(F16InF32());

@@ -95,7 +95,8 @@ Op<void(const Context&, const CrossEntropyState&)> CrossEntropyBegin{&BeginCpu};
 Op<void(const Context&, const Tensor&, int64_t, int64_t, const Tensor&, DType, const CrossEntropyState&, const Tensor&)>
     CrossEntropyFold{&FoldCpu};
 Op<void(const Context&, const CrossEntropyState&, const Tensor&)> CrossEntropyLoss{&LossCpu};
-Op<void(const Context&, const Tensor&, int64_t, int64_t, const Tensor&, const Tensor&, const CrossEntropyState&, DType, const Tensor&)>
+Op<void(const Context&, const Tensor&, int64_t, int64_t, const Tensor&, const Tensor&, const CrossEntropyState&, DType,
+        const Tensor&)>
     CrossEntropyGradient{&GradientCpu};
 
 }  // namespace mbridge
