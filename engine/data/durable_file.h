@@ -1,20 +1,20 @@
-// A file that appears under its name only when complete and on disk.
+// A large file that replaces its name only when complete and on disk (engine/core/file.h has the same for small contents).
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "engine/core/file.h"
+
 namespace mbridge {
 
-// Written beside its target as <name>.tmp.<pid>.<n>, then fsync, rename, fsync of the folder. An object that goes away
-// before Commit() removes the temporary file. Not thread-safe.
+// Written beside its target as <name>.tmp.<pid>.<n>, buffered. An object that goes away before Commit() removes the temporary
+// file. Not thread-safe. Errors as in engine/core/file.h.
 class DurableFile {
  public:
   static absl::StatusOr<std::unique_ptr<DurableFile>> Create(const std::string& path);
@@ -23,24 +23,19 @@ class DurableFile {
   DurableFile& operator=(const DurableFile&) = delete;
 
   absl::Status Append(const void* data, size_t bytes);
-  // Writes what is buffered and syncs it; the file still has its temporary name.
+  // Everything on disk, still under the temporary name; nothing may be appended after.
   absl::Status Sync();
-  // Sync(), then the final name.
+  // Sync() where that has not happened, then the final name, replacing what was there, and the folder synced.
   absl::Status Commit();
-  int64_t size() const { return size_; }
 
  private:
-  DurableFile() = default;
-  absl::Status Write(const char* data, size_t bytes);
-  absl::Status Failed(std::string_view action) const;
+  DurableFile(std::string path, std::string temporary, FileWriter file);
+  absl::Status Flush();
 
   std::string path_, temporary_;
-  int fd_ = -1;
-  int64_t size_ = 0;
+  FileWriter file_;
+  bool synced_ = false, committed_ = false;
   std::vector<char> buffer_;
 };
-
-// The whole of `content` as one durable file.
-absl::Status WriteDurably(const std::string& path, std::string_view content);
 
 }  // namespace mbridge

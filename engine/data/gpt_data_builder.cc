@@ -235,7 +235,7 @@ absl::StatusOr<std::unique_ptr<Dataset>> GptDataBuilder::BuildBlend(Split split,
   description["weights"] = exhaustive ? nlohmann::ordered_json(part_sizes) : nlohmann::ordered_json(weights);
   description["size"] = exhaustive ? nlohmann::ordered_json() : nlohmann::ordered_json(size);
   const IndexCacheKey key(config_.cache_path, "BlendedDataset", split, PythonJson(description),
-                          Fingerprint(split, list.prefixes) + fmt::format("{}", fmt::join(part_sizes, " ")));
+                          Fingerprint(split, list.prefixes) + nlohmann::json(part_sizes).dump());
   std::optional<BlendIndex> index;
   if (!config_.cache_path.empty() && config_.read_cache) index = LoadBlendIndex(key, size, part_sizes);
   if (!index) {

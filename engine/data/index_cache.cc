@@ -1,7 +1,6 @@
 #include "engine/data/index_cache.h"
 
 #include <charconv>
-#include <filesystem>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -9,8 +8,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "engine/core/file.h"
 #include "engine/data/data_status.h"
-#include "engine/data/durable_file.h"
 #include "engine/data/npy.h"
 
 namespace mbridge {
@@ -77,7 +76,9 @@ std::string Checksum(std::span<const T> values) {
 }
 
 std::string Sidecar(const IndexCacheKey& key, const std::vector<std::string>& checksums) {
-  return fmt::format("{}\nxxh3 {}\n", key.fingerprint, fmt::join(checksums, " "));
+  std::string text = key.fingerprint + "\nxxh3";
+  for (const std::string& checksum : checksums) text += " " + checksum;
+  return text + "\n";
 }
 std::vector<std::string> ChecksumsOf(const GptIndex& index) {
   return {Checksum(index.document.values), Checksum(index.sample.values), Checksum(index.shuffle.values)};
@@ -101,15 +102,14 @@ bool LoadArray(const std::string& path, const std::vector<int64_t>& shape, Share
 }
 
 // The sidecar goes first and comes back last, so that it never vouches for a mixture.
-void BeginSave(const IndexCacheKey& key) {
-  std::error_code error;  // A failure shows when the first file is written.
-  std::filesystem::create_directories(key.folder, error);
-  std::filesystem::remove(key.Path("mbridge.txt"), error);
+absl::Status BeginSave(const IndexCacheKey& key) {
+  MB_RETURN_IF_ERROR(MakeDirectories(key.folder));
+  return RemoveAll(key.Path("mbridge.txt"));
 }
 
 absl::Status EndSave(const IndexCacheKey& key, const std::vector<std::string>& checksums) {
-  MB_RETURN_IF_ERROR(WriteDurably(key.Path("description.txt"), key.description));
-  return WriteDurably(key.Path("mbridge.txt"), Sidecar(key, checksums));
+  MB_RETURN_IF_ERROR(WriteFileDurably(key.Path("description.txt"), key.description));
+  return WriteFileDurably(key.Path("mbridge.txt"), Sidecar(key, checksums));
 }
 
 }  // namespace
@@ -147,7 +147,7 @@ std::optional<GptIndex> LoadGptIndex(const IndexCacheKey& key, const TokenSource
 }
 
 absl::Status SaveGptIndex(const IndexCacheKey& key, const GptIndex& index) {
-  BeginSave(key);
+  MB_RETURN_IF_ERROR(BeginSave(key));
   const int64_t documents = static_cast<int64_t>(index.document.values.size());
   const int64_t samples = static_cast<int64_t>(index.shuffle.values.size());
   MB_RETURN_IF_ERROR(WriteNpy(key.Path("document_index.npy"), {documents}, index.document.values));
@@ -173,7 +173,7 @@ std::optional<BlendIndex> LoadBlendIndex(const IndexCacheKey& key, int64_t size,
 }
 
 absl::Status SaveBlendIndex(const IndexCacheKey& key, const BlendIndex& index) {
-  BeginSave(key);
+  MB_RETURN_IF_ERROR(BeginSave(key));
   const int64_t size = static_cast<int64_t>(index.dataset.size());
   MB_RETURN_IF_ERROR(WriteNpy(key.Path("dataset_index.npy"), {size}, std::span<const int16_t>(index.dataset)));
   MB_RETURN_IF_ERROR(WriteNpy(key.Path("dataset_sample_index.npy"), {size}, std::span<const int64_t>(index.dataset_sample)));

@@ -59,7 +59,7 @@ absl::StatusOr<std::unique_ptr<IndexedWriter>> IndexedWriter::Create(const std::
     }
   }
   const auto folder = std::filesystem::path(prefix).parent_path();
-  if (!folder.empty()) std::filesystem::create_directories(folder, error);
+  if (!folder.empty()) MB_RETURN_IF_ERROR(MakeDirectories(folder.string()));
   std::unique_ptr<IndexedWriter> writer(new IndexedWriter);
   writer->prefix_ = prefix;
   writer->type_ = type;

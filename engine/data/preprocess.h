@@ -30,7 +30,7 @@ struct PreprocessOptions {
   bool append_eod = true;           // An end-of-document token after each document that has tokens.
   bool overwrite = false;
   // Default: uint16 below 65500 ids, else int32.
-  std::optional<TokenType> token_type;
+  std::optional<TokenType> token_type = std::nullopt;
 };
 
 struct PreprocessResult {
