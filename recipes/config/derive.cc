@@ -30,6 +30,9 @@ const std::set<std::string>& StructuralKeys() {
   return keys;
 }
 
+// ByteLevelTokenizer: id = byte, then the end of document.
+constexpr int64_t kByteVocabulary = 257;
+
 // Splits "969, 30, 1"; empty when a part is no number >= 0 or there are more than three.
 std::vector<double> ParseSplit(const std::string& split) {
   std::vector<double> shares;
@@ -124,8 +127,15 @@ void DeriveSplit(ConfigState* state) {
 void DeriveVocabulary(ConfigState* state) {
   const v1::ConfigContainer& config = state->config;
   const std::string& type = config.tokenizer().tokenizer_type();
-  if (type == "ByteLevelTokenizer" && !state->Has("tokenizer.vocab_size")) {
-    state->Derive("tokenizer.vocab_size", Value::Int(257), "256 bytes and the end-of-document token");
+  if (type == "ByteLevelTokenizer") {
+    if (!state->Has("tokenizer.vocab_size") ||
+        state->LevelOf("tokenizer.vocab_size") < state->LevelOf("tokenizer.tokenizer_type")) {
+      state->Change("tokenizer.vocab_size", Value::Int(kByteVocabulary), "256 bytes and the end-of-document token");
+    }
+    if (!state->Has("tokenizer.null_tokenizer_eod_id")) {
+      state->Derive("tokenizer.null_tokenizer_eod_id", Value::Int(kByteVocabulary - 1),
+                    "end of document of the ByteLevelTokenizer");
+    }
   }
   const int64_t tokens = config.tokenizer().vocab_size();
   const int64_t multiple =
@@ -137,7 +147,7 @@ void DeriveVocabulary(ConfigState* state) {
   if (own && config.tokenizer().use_tokenizer_vocab_size() && !from_tokenizer) {
     state->Change("tokenizer.use_tokenizer_vocab_size", Value::Bool(false), "model.vocab_size is set");
   }
-  if (tokens > 0 && !state->Has("tokenizer.null_tokenizer_eod_id") && (type == "NullTokenizer" || type == "ByteLevelTokenizer")) {
+  if (tokens > 0 && !state->Has("tokenizer.null_tokenizer_eod_id") && type == "NullTokenizer") {
     state->Derive("tokenizer.null_tokenizer_eod_id", Value::Int(tokens - 1), "the last token of the vocabulary");
   }
   if (own && !from_tokenizer) {

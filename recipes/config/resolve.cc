@@ -174,6 +174,7 @@ void DeriveAndValidate(const ResolveRequest& request, const std::string& recipe,
   *layout = DeriveLayout(request.ranks, state);
   ValidateRequired(request.require_trainable, state);
   ValidateModel(state);
+  ValidateCheckpoints(state);
   ValidateBatch(*layout, state);
   ValidateSchedule({recipe, request.overrides}, state);
 }

@@ -316,6 +316,7 @@ TEST(Overrides, WrongTypesAndRangesNameWhatIsAllowed) {
                         {"dataset.split=a,b", "dataset.split", ""},
                         {"dataset.blend=[a,b]", "dataset.blend", "[[prefix,...],[weight,...]]"},
                         {"dataset.blend=[[a,b],[1]]", "dataset.blend", "as many weights"},
+                        {"checkpoint.most_recent_k=0", "checkpoint.most_recent_k", "-1 (keep all)"},
                         {"model=5", "model", "group of keys"},
                         {"optimizer.min_lr=0.5", "optimizer.min_lr", "0 .. optimizer.lr"}};
   for (const Case& c : cases) {
@@ -498,6 +499,16 @@ TEST(Rules, Vocabulary) {
   EXPECT_THAT(Violation(Submit(With(CorrelationRun(), {"tokenizer.null_tokenizer_eod_id=32000"})).status(),
                         "tokenizer.null_tokenizer_eod_id"),
               HasSubstr("0 .. 31999"));
+}
+
+TEST(Rules, ByteLevelTokenizerBringsItsVocabulary) {
+  auto resolved = Submit(With(CorrelationRun(), {"tokenizer.tokenizer_type=ByteLevelTokenizer", "dataset.data_path=/data/a"}));
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(resolved->config().tokenizer().vocab_size(), 257);
+  EXPECT_EQ(resolved->config().tokenizer().null_tokenizer_eod_id(), 256);
+  EXPECT_EQ(resolved->config().model().vocab_size(), 384);
+  auto small = Submit(With(CorrelationRun(), {"tokenizer.tokenizer_type=ByteLevelTokenizer", "tokenizer.vocab_size=100"}));
+  EXPECT_THAT(Violation(small.status(), "tokenizer.vocab_size"), HasSubstr("257 or more"));
 }
 
 TEST(Rules, Data) {

@@ -51,6 +51,8 @@ std::string ConfigHash(const v1::ConfigContainer& config, int ranks) {
   std::string canonical = "ranks=" + std::to_string(ranks) + "\n";
   for (const Key& key : Schema::Get().keys()) {
     const Value value = ReadKey(config, key);
+    // A planned key at its default is the same training as without it.
+    if (!key.Works() && value == key.Default()) continue;
     if (!value.is_null()) canonical += key.path + "=" + FormatValue(value) + "\n";
   }
   char buffer[32];

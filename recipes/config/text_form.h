@@ -8,7 +8,8 @@
 
 namespace mbridge::recipes {
 
-// XXH3-64, 16 hexadecimal digits, over ranks and all `key=value` lines that are not null.
+// XXH3-64, 16 hexadecimal digits, over ranks and all `key=value` lines that are not null (keys of later versions: not the
+// default).
 std::string ConfigHash(const v1::ConfigContainer& config, int ranks);
 
 // A --config file with every value, complete by itself: resolving it (with or without the recipe) gives the same hash.

@@ -137,6 +137,13 @@ void ValidateModel(ConfigState* state) {
   ValidateSize(state);
 }
 
+void ValidateCheckpoints(ConfigState* state) {
+  if (state->config.checkpoint().most_recent_k() == 0) {
+    state->Fail("checkpoint.most_recent_k",
+                "is 0; allowed: -1 (keep all) or 1 and more (the newest checkpoint is never deleted)");
+  }
+}
+
 void ValidateBatch(const Layout& layout, ConfigState* state) {
   const v1::TrainConfig& train = state->config.train();
   const int64_t global = train.global_batch_size(), micro = train.micro_batch_size(), dp = layout.data_parallel;

@@ -18,6 +18,7 @@ struct CommandLine {
 // What a job can't do without; only warnings where a recipe without sizes is shown.
 void ValidateRequired(bool for_a_job, ConfigState* state);
 void ValidateModel(ConfigState* state);
+void ValidateCheckpoints(ConfigState* state);
 void ValidateBatch(const Layout& layout, ConfigState* state);
 void ValidateSchedule(const CommandLine& command, ConfigState* state);
 
