@@ -79,6 +79,7 @@ class Client {
     int64_t offset = 0;     // -1: the last 64 KiB.
   };
   using LogSink = std::function<void(const std::string& bytes, int attempt)>;
+  // With attempt 0 FollowLog goes on with later attempts until the job has ended; else until that attempt has.
   absl::Status ReadLog(const LogQuery& query, const LogSink& sink, std::stop_token stop = {});
   absl::StatusOr<v1::StreamEnd> FollowLog(const LogQuery& query, const LogSink& sink, std::stop_token stop = {});
 

@@ -380,7 +380,8 @@ TEST(FollowLog, ResumesByOffsetAndGoesOnWithTheNextAttempt) {
       message.set_attempt(2);
       message.set_data("xyz");
     }
-    message.mutable_end()->set_state(v1::JOB_STATE_SUCCEEDED);
+    // The end of an attempt is not the end of the job.
+    message.mutable_end()->set_state(streams == 2 ? v1::JOB_STATE_QUEUED : v1::JOB_STATE_SUCCEEDED);
     writer->Write(message);
     return grpc::Status::OK;
   };

@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <set>
@@ -145,6 +146,15 @@ absl::StatusOr<ConnectionOptions> LoadConnectionOptions(const ConnectionFlags& f
   options.key_file = first(flags.key_file, "MBCTL_KEY", context.key).value_or("");
   if (options.cert_file.empty() != options.key_file.empty()) {
     return Invalid("a client certificate needs both --cert and --key (MBCTL_CERT, MBCTL_KEY)");
+  }
+  if (const auto seconds = environment("MBCTL_RECONNECT_SECONDS"); seconds && !seconds->empty()) {
+    char* rest = nullptr;
+    const double value = std::strtod(seconds->c_str(), &rest);
+    if (*rest != '\0' || !(value > 0) || value > 86400) {
+      return Invalid(fmt::format("environment MBCTL_RECONNECT_SECONDS={}: must be a number in (0, 86400]", *seconds));
+    }
+    options.lost_after = std::chrono::milliseconds(static_cast<int64_t>(value * 1000));
+    options.retry_for = std::min(options.retry_for, options.lost_after);
   }
   const bool implied = !options.ca_file.empty() || !options.cert_file.empty();
   options.tls = flags.tls.value_or(tls_variable.value_or(context.tls.value_or(implied)));

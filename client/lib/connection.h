@@ -38,7 +38,8 @@ struct ConnectionFlags {
 using Environment = std::function<std::optional<std::string>(const std::string& name)>;
 std::optional<std::string> ProcessEnvironment(const std::string& name);
 
-// Environment: MBCTL_SERVER, MBCTL_CONTEXT, MBCTL_CONFIG, MBCTL_TLS (1/true/0/false), MBCTL_CA, MBCTL_CERT, MBCTL_KEY.
+// Environment: MBCTL_SERVER, MBCTL_CONTEXT, MBCTL_CONFIG, MBCTL_TLS (1/true/0/false), MBCTL_CA, MBCTL_CERT, MBCTL_KEY,
+// MBCTL_RECONNECT_SECONDS (lost_after; retry_for is at most this long).
 // File: `current-context: NAME` and `contexts: {NAME: {server, tls, ca, cert, key}}`.
 // INVALID_ARGUMENT for a file that cannot be read, an unknown key in it, an unknown context, a cert without key.
 absl::StatusOr<ConnectionOptions> LoadConnectionOptions(const ConnectionFlags& flags,

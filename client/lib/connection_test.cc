@@ -73,10 +73,18 @@ TEST_F(ConnectionTest, DefaultIsTheSocketOfTheStateDirectoryOrLoopback) {
   close(fd);
 }
 
+TEST_F(ConnectionTest, ReconnectTimeComesFromTheEnvironment) {
+  const auto options = LoadConnectionOptions({}, Variables({{"XDG_CONFIG_HOME", directory_}, {"MBCTL_RECONNECT_SECONDS", "2"}}));
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->lost_after, std::chrono::seconds(2));
+  EXPECT_EQ(options->retry_for, std::chrono::seconds(2));
+}
+
 TEST_F(ConnectionTest, NamesWhatIsWrong) {
   EXPECT_NE(Message({{"MBCTL_CONTEXT", "lab"}}).find("'lab' was asked for"), std::string::npos);
   EXPECT_NE(Message({{"MBCTL_CONFIG", "/nowhere.yaml"}}).find("/nowhere.yaml does not exist"), std::string::npos);
   EXPECT_NE(Message({{"MBCTL_TLS", "yes"}}).find("MBCTL_TLS=yes"), std::string::npos);
+  EXPECT_NE(Message({{"MBCTL_RECONNECT_SECONDS", "soon"}}).find("MBCTL_RECONNECT_SECONDS=soon"), std::string::npos);
   EXPECT_NE(Message({{"MBCTL_CERT", "a.pem"}}).find("both --cert and --key"), std::string::npos);
   ConnectionFlags flags;
   flags.tls = false;

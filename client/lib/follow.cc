@@ -50,15 +50,15 @@ absl::StatusOr<v1::StreamEnd> Client::WatchJob(const std::string& job_id, int64_
 
 namespace {
 
-// Reads a log from query.offset on; returns the end message when following.
+// Reads a log from position->offset on and leaves there what comes next; returns the end message when following.
 absl::StatusOr<v1::StreamEnd> TailLogs(const ConnectionOptions& options, v1::JobService::Stub* jobs,
-                                       const Client::LogQuery& query, bool follow, const Client::LogSink& sink,
+                                       Client::LogQuery* position, bool follow, const Client::LogSink& sink,
                                        const std::stop_token& stop) {
   v1::TailLogsRequest request;
-  request.set_job_id(query.job_id);
-  request.set_attempt(query.attempt);
-  request.set_rank(query.rank);
-  request.set_offset(query.offset);
+  request.set_job_id(position->job_id);
+  request.set_attempt(position->attempt);
+  request.set_rank(position->rank);
+  request.set_offset(position->offset);
   request.set_follow(follow);
   v1::StreamEnd end;
   // Offsets count within one attempt; when following the newest, the next attempt begins at 0 again.
@@ -88,6 +88,8 @@ absl::StatusOr<v1::StreamEnd> TailLogs(const ConnectionOptions& options, v1::Job
         options.silence_limit, stop,
         [&](auto* context, auto* queue) { return jobs->PrepareAsyncTailLogs(context, request, queue); }, on_message);
   }));
+  position->attempt = request.attempt();
+  position->offset = request.offset();
   return end;
 }
 
@@ -133,25 +135,25 @@ absl::StatusOr<v1::StreamEnd> StreamMetrics(const ConnectionOptions& options, v1
 }  // namespace
 
 absl::Status Client::ReadLog(const LogQuery& query, const LogSink& sink, std::stop_token stop) {
-  return TailLogs(impl_->options, impl_->jobs.get(), query, false, sink, stop).status();
+  LogQuery position = query;
+  return TailLogs(impl_->options, impl_->jobs.get(), &position, false, sink, stop).status();
 }
 
 absl::StatusOr<v1::StreamEnd> Client::FollowLog(const LogQuery& query, const LogSink& sink, std::stop_token stop) {
-  int last_attempt = query.attempt;
-  const LogSink remember = [&](const std::string& bytes, int attempt) {
-    last_attempt = std::max(last_attempt, attempt);
-    sink(bytes, attempt);
-  };
-  LogQuery next = query;
+  LogQuery position = query;
   for (;;) {
-    MB_ASSIGN_OR_RETURN(v1::StreamEnd end,
-                        TailLogs(impl_->options, impl_->jobs.get(), next, true, remember, stop));
+    MB_ASSIGN_OR_RETURN(v1::StreamEnd end, TailLogs(impl_->options, impl_->jobs.get(), &position, true, sink, stop));
     if (query.attempt != 0) return end;
-    // A stream that was taken up again names its attempt; attempts that began meanwhile are read after it.
+    // A stream that was taken up again names its attempt and ends with it; attempts that began since are read after it.
     MB_ASSIGN_OR_RETURN(const v1::Job job, GetJob(query.job_id));
-    if (last_attempt == 0 || last_attempt >= job.attempts_size()) return end;
-    next.attempt = ++last_attempt;
-    next.offset = 0;
+    if (position.attempt > 0 && position.attempt < job.attempts_size()) {
+      ++position.attempt;
+      position.offset = 0;
+    } else if (end.state() >= v1::JOB_STATE_SUCCEEDED) {
+      return end;
+    } else if (!SleepUnlessStopped(std::chrono::seconds(1), stop)) {
+      return absl::CancelledError("stopped by the caller");
+    }
   }
 }
 

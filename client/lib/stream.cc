@@ -7,17 +7,12 @@
 #include "proto/rpc/status_details.h"
 
 namespace mbridge::client {
-namespace {
-
-// False when stopped meanwhile.
 bool SleepUnlessStopped(std::chrono::milliseconds wait, const std::stop_token& stop) {
   std::mutex mutex;
   std::condition_variable_any wake;
   std::unique_lock lock(mutex);
   return !wake.wait_for(lock, stop, wait, [&stop] { return stop.stop_requested(); });
 }
-
-}  // namespace
 
 bool MayReconnect(const absl::Status& status) {
   const v1::Reason reason = ReasonOf(status);

@@ -87,6 +87,9 @@ StreamAttempt ReadStream(std::chrono::milliseconds silence_limit, const std::sto
   return attempt;
 }
 
+// False when stopped meanwhile.
+bool SleepUnlessStopped(std::chrono::milliseconds wait, const std::stop_token& stop);
+
 // True for errors of the connection, false for answers of the server.
 bool MayReconnect(const absl::Status& status);
 

@@ -75,11 +75,15 @@ class FakeJobs : public v1::JobService::Service {
 class FakeCheckpoints : public v1::CheckpointService::Service {
  public:
   Unary<v1::ListCheckpointsRequest, v1::ListCheckpointsResponse> list;
+  Unary<v1::GetCheckpointRequest, v1::GetCheckpointResponse> get;
   Unary<v1::VerifyCheckpointRequest, v1::VerifyCheckpointResponse> verify;
 
   grpc::Status ListCheckpoints(grpc::ServerContext*, const v1::ListCheckpointsRequest* q,
                                v1::ListCheckpointsResponse* r) override {
     return Dispatch(list, *q, r);
+  }
+  grpc::Status GetCheckpoint(grpc::ServerContext*, const v1::GetCheckpointRequest* q, v1::GetCheckpointResponse* r) override {
+    return Dispatch(get, *q, r);
   }
   grpc::Status VerifyCheckpoint(grpc::ServerContext*, const v1::VerifyCheckpointRequest* q,
                                 v1::VerifyCheckpointResponse* r) override {

@@ -1,0 +1,22 @@
+// What --dry-run and `recipe show` print of a resolved configuration.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace mbridge::v1 {
+class JobSpec;
+class ResolvedConfig;
+}  // namespace mbridge::v1
+
+namespace mbridge::mbctl {
+
+// For people: every value with its origin (those at their default only with `all_values`), automatic changes, schedule,
+// bytes per rank by class, size and work of the model, warnings.
+std::string DescribeResolved(const v1::ResolvedConfig& resolved, bool all_values);
+
+// Resolves with the recipes of this binary.
+absl::StatusOr<v1::ResolvedConfig> ResolveLocally(const v1::JobSpec& spec);
+
+}  // namespace mbridge::mbctl
