@@ -119,7 +119,11 @@ int Run(const v1::RankSpec& spec, const Script& script) {
   while (end == "hang" && !terminated) ::usleep(10'000);
   if (terminated) return Exit(files, spec.rank(), v1::REASON_CANCELLED_BY_USER, 0);
   if (end.starts_with("silent:")) return std::atoi(end.c_str() + 7);
-  if (end.starts_with("signal:")) ::raise(std::atoi(end.c_str() + 7));
+  if (end.starts_with("signal:")) {
+    const int signal = std::atoi(end.c_str() + 7);
+    ::signal(signal, SIG_DFL);  // A sanitizer has its own handler.
+    ::raise(signal);
+  }
   return Exit(files, spec.rank(), v1::REASON_COMPLETED, 0);
 }
 
