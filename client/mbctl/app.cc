@@ -12,6 +12,7 @@
 #include "client/mbctl/session.h"
 #include "client/mbctl/submit.h"
 #include "proto/rpc/version.h"
+#include "recipes/config/schema.h"
 
 namespace mbridge::mbctl {
 namespace {
@@ -41,6 +42,17 @@ void AddGlobalOptions(CLI::App* app, Session* session) {
   app->add_option("--key", connection->key_file, "Client key, PEM")->type_name("FILE")->group(group);
   app->add_flag("-q,--quiet", session->quiet, "No prose on stderr but errors")->group(group);
   app->add_flag_callback("--no-color", [session] { session->terminal.color = false; }, "No colours")->group(group);
+}
+
+// CLI11 says "A subcommand is required" for a mistyped one.
+std::string Explain(const CLI::ParseError& error, const CLI::App& root, const CLI::App& level) {
+  auto words = level.remaining();
+  if (words.empty()) words = root.remaining();  // It fell through, as global options do.
+  if (level.get_require_subcommand_min() == 0 || words.empty()) return error.what();
+  std::vector<std::string> names;
+  for (const CLI::App* child : level.get_subcommands([](const CLI::App*) { return true; })) names.push_back(child->get_name());
+  const std::string near = recipes::NearestWord(words.front(), names);
+  return fmt::format("there is no command '{}'{}", words.front(), near.empty() ? "" : fmt::format("; did you mean {}?", near));
 }
 
 }  // namespace
@@ -86,12 +98,13 @@ int RunCommandLine(Session* session, std::vector<std::string> arguments) {
       app->exit(error, session->out, session->err);
       return client::kExitOk;
     }
+    const CLI::App* level = app.get();
     std::string command = "mbctl";
-    for (const CLI::App* level = app.get(); !level->get_subcommands().empty();) {
+    while (!level->get_subcommands().empty()) {
       level = level->get_subcommands().front();
       command += " " + level->get_name();
     }
-    return session->Usage(fmt::format("{}\nnext: {} --help", error.what(), command));
+    return session->Usage(fmt::format("{}\nnext: {} --help", Explain(error, *app, *level), command));
   }
   try {
     return session->action ? session->action() : session->Usage("nothing to do; mbctl --help");

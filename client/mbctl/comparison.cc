@@ -53,8 +53,9 @@ Comparison Compare(const LossSeries& a, const LossSeries& b, const ComparisonLim
   result.verdict = Verdict::kEqual;
   const double norm_limit = limits.grad_norm + a.grad_norm_rounding + b.grad_norm_rounding;
   for (const LossPoint& in_a : a.train) {
-    const auto in_b = std::find_if(b.train.begin(), b.train.end(), [&](const LossPoint& p) { return p.step == in_a.step; });
-    if (in_b == b.train.end()) continue;
+    const auto in_b = std::lower_bound(b.train.begin(), b.train.end(), in_a.step,
+                                       [](const LossPoint& point, int64_t step) { return point.step < step; });
+    if (in_b == b.train.end() || in_b->step != in_a.step) continue;
     const int64_t after = std::min(in_a.after, in_b->after);
     const auto mean_a = MeanOver(a, after, in_a.step);
     const auto mean_b = MeanOver(b, after, in_a.step);

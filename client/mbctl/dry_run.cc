@@ -80,7 +80,7 @@ std::string DescribeSchedule(const v1::ResolvedConfig& resolved) {
 
 std::string DescribeMemory(const v1::ResolvedConfig& resolved) {
   const v1::MemoryEstimate& memory = resolved.per_rank();
-  std::string text = fmt::format("memory per rank ({} ranks, {} of them data parallel)\n", resolved.ranks(),
+  std::string text = fmt::format("memory per rank (ranks {}, data parallel {})\n", resolved.ranks(),
                                  resolved.data_parallel_size());
   const auto line = [&text](const std::string& name, const std::string& what) {
     text += fmt::format("  {:<14} {:>12}\n", name, what);
@@ -125,13 +125,13 @@ std::string DescribeResolved(const v1::ResolvedConfig& resolved, bool all_values
   return text;
 }
 
-absl::StatusOr<v1::ResolvedConfig> ResolveLocally(const v1::JobSpec& spec) {
+absl::StatusOr<v1::ResolvedConfig> ResolveLocally(const v1::JobSpec& spec, bool as_a_job) {
   recipes::ResolveRequest request;
   request.recipe = spec.recipe();
   request.config_yaml = spec.config_yaml();
   request.overrides.assign(spec.overrides().begin(), spec.overrides().end());
   request.ranks = spec.ranks();
-  request.require_trainable = false;
+  request.require_trainable = as_a_job;
   return recipes::Resolve(request);
 }
 

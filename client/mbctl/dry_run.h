@@ -16,7 +16,7 @@ namespace mbridge::mbctl {
 // bytes per rank by class, size and work of the model, warnings.
 std::string DescribeResolved(const v1::ResolvedConfig& resolved, bool all_values);
 
-// Resolves with the recipes of this binary.
-absl::StatusOr<v1::ResolvedConfig> ResolveLocally(const v1::JobSpec& spec);
+// Resolves with the recipes of this binary. `as_a_job`: refuse what the coordinator would refuse at submit.
+absl::StatusOr<v1::ResolvedConfig> ResolveLocally(const v1::JobSpec& spec, bool as_a_job);
 
 }  // namespace mbridge::mbctl

@@ -195,11 +195,11 @@ LossSeries FromPoints(const std::vector<v1::MetricPoint>& points, const std::str
 std::optional<double> MeanOver(const LossSeries& series, int64_t after, int64_t step) {
   double sum = 0;
   int64_t reached = after;
-  for (const LossPoint& point : series.train) {
-    if (point.step <= after) continue;
-    if (point.after != reached || point.step > step) return std::nullopt;
-    sum += point.loss * static_cast<double>(point.step - point.after);
-    reached = point.step;
+  auto point = std::upper_bound(series.train.begin(), series.train.end(), after,
+                                [](int64_t value, const LossPoint& other) { return value < other.step; });
+  for (; point != series.train.end() && point->after == reached && point->step <= step; ++point) {
+    sum += point->loss * static_cast<double>(point->step - point->after);
+    reached = point->step;
     if (reached == step) return sum / static_cast<double>(step - after);
   }
   return std::nullopt;

@@ -5,9 +5,9 @@
 #include <google/protobuf/util/json_util.h>
 
 #include <algorithm>
-#include <cmath>
 #include <ctime>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "proto/format/training_line.h"
 
@@ -26,9 +26,12 @@ std::string YamlScalar(const Json& value) {
   if (!value.is_string()) return value.dump();
   const auto text = value.get<std::string>();
   static const std::string kSpecial = ":#{}[],&*!|>'\"%@`\n\t\\";
-  const bool plain = !text.empty() && text.find_first_of(kSpecial) == std::string::npos && text.front() != ' ' &&
-                     text.back() != ' ' && text.front() != '-' && text.front() != '?' && text != "null" &&
-                     text != "true" && text != "false" && text != "~" && !LooksNumeric(text);
+  static const std::set<std::string> kWords = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"};
+  std::string lower = text;
+  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  const bool plain = !text.empty() && text.find_first_of(kSpecial) == std::string::npos &&
+                     std::string(" -+.?~0123456789=<").find(text.front()) == std::string::npos && text.back() != ' ' &&
+                     !kWords.contains(lower);
   return plain ? text : value.dump();
 }
 

@@ -93,7 +93,7 @@ void AddShow(CLI::App* group, Session* session) {
         *spec.mutable_overrides() = request.overrides();
         spec.set_ranks(request.ranks());
         MBCTL_ASSIGN_OR_FAIL(*answer.mutable_recipe(), *session, recipes::FindRecipe(request.recipe()));
-        MBCTL_ASSIGN_OR_FAIL(*answer.mutable_resolved(), *session, ResolveLocally(spec));
+        MBCTL_ASSIGN_OR_FAIL(*answer.mutable_resolved(), *session, ResolveLocally(spec, false));
       } else {
         MBCTL_ASSIGN_OR_FAIL(client::Client * client, *session, session->Connect());
         MBCTL_ASSIGN_OR_FAIL(answer, *session, client->ShowRecipe(request));

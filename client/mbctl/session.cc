@@ -14,7 +14,15 @@ namespace mbridge::mbctl {
 absl::StatusOr<client::Client*> Session::Connect() {
   if (client_ == nullptr) {
     MB_ASSIGN_OR_RETURN(client::ConnectionOptions options, client::LoadConnectionOptions(connection, environment));
-    options.on_retry = [this](const std::string& what) { Say(what); };
+    // Several streams lose one connection together; it is said once.
+    options.on_retry = [this](const std::string& what) {
+      const std::lock_guard lock(mutex_);
+      const auto now = std::chrono::steady_clock::now();
+      if (what == last_retry_ && now - last_retry_time_ < std::chrono::seconds(5)) return;
+      last_retry_ = what;
+      last_retry_time_ = now;
+      Say(what);
+    };
     if (adjust_connection) adjust_connection(&options);
     MB_ASSIGN_OR_RETURN(client_, client::Client::Connect(std::move(options)));
   }
@@ -49,7 +57,7 @@ std::string DescribeError(const absl::Status& status) {
   } else if (status.code() == absl::StatusCode::kUnavailable) {
     text +=
         "\nnext: start a coordinator with `mbcoordinator --state-dir DIR`, or name its address with --server or "
-        "MBCTL_SERVER.";
+        "MBCTL_SERVER; one that wants TLS needs --ca (and --cert, --key).";
   }
   return text;
 }

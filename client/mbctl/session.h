@@ -1,6 +1,7 @@
 // What every command works with: streams, terminal, connection and output format.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <iosfwd>
 #include <memory>
@@ -58,6 +59,8 @@ class Session {
  private:
   std::unique_ptr<client::Client> client_;
   std::recursive_mutex mutex_;
+  std::string last_retry_;
+  std::chrono::steady_clock::time_point last_retry_time_;
 };
 
 // The error text of Fail, without the program's name; several lines.

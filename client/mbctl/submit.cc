@@ -266,7 +266,7 @@ void AddSubmit(CLI::App* app, Session* session) {
       if (!flags->local) return Submit(session, spec, *flags);
       if (!flags->dry_run) return session->Usage("--local needs --dry-run");
       v1::Job job;
-      MBCTL_ASSIGN_OR_FAIL(*job.mutable_resolved(), *session, ResolveLocally(spec));
+      MBCTL_ASSIGN_OR_FAIL(*job.mutable_resolved(), *session, ResolveLocally(spec, true));
       return DryRun(session, job, flags->all_values);
     };
   });

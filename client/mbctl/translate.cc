@@ -81,7 +81,7 @@ int ToMegatron(Session* session, const TranslateFlags& flags, const std::vector<
   if (!flags.config_file.empty()) {
     MBCTL_ASSIGN_OR_FAIL(*spec.mutable_config_yaml(), *session, ReadText(flags.config_file));
   }
-  MBCTL_ASSIGN_OR_FAIL(const v1::ResolvedConfig resolved, *session, ResolveLocally(spec));
+  MBCTL_ASSIGN_OR_FAIL(const v1::ResolvedConfig resolved, *session, ResolveLocally(spec, false));
   const recipes::MegatronLine line = recipes::TranslateToMegatron(resolved);
   return PrintTranslation(session, line.CommandLine(), line.notes,
                           {{"arguments", line.arguments}, {"notes", line.notes}, {"commandLine", line.CommandLine()}});

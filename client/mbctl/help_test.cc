@@ -1,0 +1,108 @@
+// Usage errors, help, the manual, completion scripts.
+#include <sys/wait.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <fstream>
+
+#include "client/mbctl/completion.h"
+#include "client/mbctl/help.h"
+#include "client/mbctl/testing/command_fixture.h"
+
+namespace mbridge::mbctl {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST_F(Mbctl, WrongUsageIsTwo) {
+  const std::vector<std::vector<std::string>> lines =
+       {{}, {"frobnicate"}, {"submit"}, {"submit", "--no-such-option"}, {"get"}, {"ckpt"},
+        {"submit", "-r", "x", "--priority", "101"}, {"submit", "-r", "x", "--device", "tpu"}, {"ps", "-o", "xml"},
+        {"submit", "-r", "x", "--follow", "--wait"}, {"submit", "-r", "x", "--label", "novalue"}, {"help", "nothing"}};
+  for (const auto& line : lines) {
+    EXPECT_EQ(Run(line).code, 2) << ::testing::PrintToString(line);
+  }
+  EXPECT_THAT(Run({"ckpt", "verfy"}).err,
+              AllOf(HasSubstr("no command 'verfy'; did you mean verify?"), HasSubstr("next: mbctl ckpt --help")));
+  EXPECT_THAT(Run({"submti"}).err, HasSubstr("did you mean submit?"));
+}
+
+TEST_F(Mbctl, HelpAndVersionAreZeroAndOnStdout) {
+  const std::vector<std::vector<std::string>> lines =
+       {{"--help"}, {"submit", "--help"}, {"ckpt", "ls", "--help"}, {"--version"}, {"version"}, {"help"},
+        {"help", "submit"}, {"help", "ckpt", "ls"}, {"help", "exit-codes"}, {"help", "errors"}, {"help", "errors", "nan-loss"}};
+  for (const auto& line : lines) {
+    const Result result = Run(line);
+    EXPECT_EQ(result.code, 0) << ::testing::PrintToString(line) << result.err;
+    EXPECT_NE(result.out, "") << ::testing::PrintToString(line);
+  }
+  EXPECT_THAT(Run({"help", "errors", "REASON_NAN_LOSS"}).out, AllOf(HasSubstr("optimizer.lr"), HasSubstr("exit code 1")));
+  EXPECT_EQ(Run({"help", "errors", "NAN_LOS"}).code, 3);
+  EXPECT_THAT(Run({"help", "errors", "NAN_LOS"}).err, HasSubstr("NAN_LOSS"));
+}
+
+TEST(Manual, HasTheExitCodesOfTheSchema) {
+  std::ifstream file(std::string(MB_SOURCE_DIR) + "/docs/mbctl.md");
+  std::stringstream text;
+  text << file.rdbuf();
+  EXPECT_THAT(text.str(), HasSubstr(ExitCodesMarkdown())) << "docs/mbctl.md must contain this table:\n" << ExitCodesMarkdown();
+}
+
+TEST(Manual, NamesEveryCommand) {
+  std::ifstream file(std::string(MB_SOURCE_DIR) + "/docs/mbctl.md");
+  std::stringstream text;
+  text << file.rdbuf();
+  std::ostringstream out, err;
+  Session session(out, err, Terminal(), [](const std::string&) { return std::nullopt; });
+  const auto app = MakeApp(&session);
+  for (const CLI::App* command : app->get_subcommands([](const CLI::App*) { return true; })) {
+    EXPECT_THAT(text.str(), HasSubstr("`" + command->get_name())) << command->get_name();
+  }
+}
+
+class Completion : public ::testing::Test {
+ protected:
+  void SetUp() override { app_ = MakeApp(&session_); }
+  // Runs bash on text; its exit code and output.
+  static std::pair<int, std::string> Bash(const std::string& flags, const std::string& text) {
+    const std::string path = ::testing::TempDir() + "completion.bash";
+    std::ofstream(path) << text;
+    FILE* pipe = popen(("bash " + flags + " " + path + " 2>&1").c_str(), "r");
+    std::string output;
+    char buffer[4096];
+    while (size_t n = fread(buffer, 1, sizeof(buffer), pipe)) output.append(buffer, n);
+    const int status = pclose(pipe);
+    std::remove(path.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, output};
+  }
+  std::ostringstream out_, err_;
+  Session session_{out_, err_, Terminal(), [](const std::string&) { return std::nullopt; }};
+  std::unique_ptr<CLI::App> app_;
+};
+
+TEST_F(Completion, BashScriptIsValid) {
+  const auto [code, output] = Bash("-n", BashCompletion(*app_));
+  EXPECT_EQ(code, 0) << output;
+}
+
+TEST_F(Completion, BashScriptCompletes) {
+  const auto complete = [&](const std::string& words, int index) {
+    return Bash("", BashCompletion(*app_) + "\nmbctl() { :; }\ncompopt() { :; }\nCOMP_WORDS=(" + words + ")\nCOMP_CWORD=" +
+                        std::to_string(index) + "\n_mbctl\necho \"${COMPREPLY[@]}\"\n").second;
+  };
+  EXPECT_EQ(complete("mbctl sub", 1), "submit\n");
+  EXPECT_EQ(complete("mbctl ckpt ver", 2), "verify\n");
+  EXPECT_EQ(complete("mbctl submit --fol", 2), "--follow\n");
+  EXPECT_EQ(complete("mbctl submit --start re", 3), "resume\n");
+}
+
+TEST_F(Completion, ZshAndFishNameEveryCommand) {
+  const std::string zsh = ZshCompletion(*app_), fish = FishCompletion(*app_);
+  EXPECT_THAT(zsh, HasSubstr("#compdef mbctl"));
+  for (const char* command : {"submit", "compare", "completion"}) EXPECT_THAT(fish, HasSubstr(std::string(" -a ") + command + " "));
+  EXPECT_THAT(fish, HasSubstr("-l follow"));
+}
+
+}  // namespace
+}  // namespace mbridge::mbctl
