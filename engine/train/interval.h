@@ -12,8 +12,8 @@ namespace mbridge {
 
 // The outcome of one iteration, equal on every rank.
 struct IterationResult {
-  double lm_loss = 0;            // Sum of the token losses of all ranks over their number.
-  bool stop_requested = false;   // Some rank was asked to stop.
+  double lm_loss = 0;           // Sum of the token losses of all ranks over their number.
+  bool stop_requested = false;  // Some rank was asked to stop.
   StepResult step;
 };
 

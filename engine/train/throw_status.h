@@ -16,8 +16,7 @@ inline void ThrowIfError(const absl::Status& status) {
   throw EngineError(reason == v1::REASON_UNSPECIFIED ? v1::REASON_ENGINE_ERROR : reason, std::string(status.message()));
 }
 
-template <class T>
-T ValueOrThrow(absl::StatusOr<T> value) {
+template <class T> T ValueOrThrow(absl::StatusOr<T> value) {
   ThrowIfError(value.status());
   return std::move(value).value();
 }

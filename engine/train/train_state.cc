@@ -51,8 +51,8 @@ absl::Status TrainState::Load(const RunIdentity& identity) {
   LoadOptions options;
   options.expected_manifest_hash = identity.expected_manifest_hash;
   options.weights_only = identity.load_weights_only;
-  MB_ASSIGN_OR_RETURN(const CheckpointMeta meta,
-                      LoadCheckpoint(identity.load_checkpoint_path, options, Tensors(!identity.load_weights_only), data_parallel_));
+  MB_ASSIGN_OR_RETURN(const CheckpointMeta meta, LoadCheckpoint(identity.load_checkpoint_path, options,
+                                                                Tensors(!identity.load_weights_only), data_parallel_));
   if (identity.load_weights_only) {
     optimizer_->TakeMastersFromValues();
   } else {
@@ -95,7 +95,8 @@ std::string TrainState::StateJson() const {
       {"consumed_valid_samples", consumed_valid_samples},
       {"scheduled_samples", scheduled_samples},
       {"optimizer_steps", optimizer_->step_count()},
-      {"loss_scaler", {{"scale", scaler.scale}, {"growth_tracker", scaler.growth_tracker}, {"hysteresis_tracker", scaler.hysteresis_tracker}}},
+      {"loss_scaler",
+       {{"scale", scaler.scale}, {"growth_tracker", scaler.growth_tracker}, {"hysteresis_tracker", scaler.hysteresis_tracker}}},
   };
   if (plan_.save_rng) state["rng"] = rng_.Save();
   return state.dump();
@@ -116,8 +117,9 @@ absl::Status TrainState::RestoreState(const CheckpointMeta& meta) {
     optimizer_->Restore(state.at("optimizer_steps").get<int64_t>(), scaler);
     if (state.contains("rng")) rng_ = RngStreams::Restore(state.at("rng").get<RngStreams::State>());
   } catch (const nlohmann::json::exception& error) {
-    return MakeStatus(absl::StatusCode::kDataLoss, v1::REASON_CHECKPOINT_CORRUPT,
-                      fmt::format("the training state of the checkpoint of iteration {} is damaged: {}", meta.step, error.what()));
+    return MakeStatus(
+        absl::StatusCode::kDataLoss, v1::REASON_CHECKPOINT_CORRUPT,
+        fmt::format("the training state of the checkpoint of iteration {} is damaged: {}", meta.step, error.what()));
   }
   return absl::OkStatus();
 }

@@ -22,8 +22,8 @@ struct RunIdentity {
   std::string run_name;
   std::string build_id;
   int attempt = 1;
-  std::string checkpoint_directory;    // Empty: nothing is saved.
-  std::string load_checkpoint_path;    // Empty: initial weights from the seed.
+  std::string checkpoint_directory;  // Empty: nothing is saved.
+  std::string load_checkpoint_path;  // Empty: initial weights from the seed.
   bool load_weights_only = false;
   std::string expected_manifest_hash;
   std::string config_text;
@@ -48,10 +48,10 @@ class TrainState {
   Optimizer& optimizer() { return *optimizer_; }
   RngStreams& rng() { return rng_; }
 
-  int64_t step = 0;                       // Iterations finished.
+  int64_t step = 0;  // Iterations finished.
   int64_t consumed_train_samples = 0;
   int64_t consumed_valid_samples = 0;
-  int64_t scheduled_samples = 0;          // Position of the schedules; skipped steps do not advance it.
+  int64_t scheduled_samples = 0;  // Position of the schedules; skipped steps do not advance it.
 
  private:
   std::vector<CheckpointTensor> Tensors(bool with_optimizer) const;

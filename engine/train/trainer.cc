@@ -9,7 +9,8 @@
 
 namespace mbridge {
 
-Trainer::Trainer(const TrainingPlan& plan, const RunIdentity& identity, Communicator* world, EventSink* sink, const std::atomic<bool>* stop)
+Trainer::Trainer(const TrainingPlan& plan, const RunIdentity& identity, Communicator* world, EventSink* sink,
+                 const std::atomic<bool>* stop)
     : plan_(plan),
       identity_(identity),
       world_(world),
@@ -47,7 +48,8 @@ v1::RankResult Trainer::Run() {
     if (state_.step % plan_.log_interval == 0 || state_.step == 1) ReportInterval();
     if (result.stop_requested) {
       Save();
-      return Finish(v1::REASON_CANCELLED_BY_USER, fmt::format("stopped after iteration {} of {}", state_.step, plan_.train_iters));
+      return Finish(v1::REASON_CANCELLED_BY_USER,
+                    fmt::format("stopped after iteration {} of {}", state_.step, plan_.train_iters));
     }
     if (plan_.eval_interval > 0 && plan_.eval_iters > 0 && state_.step % plan_.eval_interval == 0) {
       Evaluate(data_.valid.get(), &state_.consumed_valid_samples, v1::METRIC_KIND_VALIDATION, false);
@@ -55,7 +57,8 @@ v1::RankResult Trainer::Run() {
     if (plan_.save_interval > 0 && state_.step % plan_.save_interval == 0) Save();
     if (plan_.exit_interval > 0 && state_.step % plan_.exit_interval == 0 && state_.step < plan_.train_iters) {
       Save();
-      return Finish(v1::REASON_COMPLETED, fmt::format("train.exit_interval: ended after iteration {} of {}", state_.step, plan_.train_iters));
+      return Finish(v1::REASON_COMPLETED,
+                    fmt::format("train.exit_interval: ended after iteration {} of {}", state_.step, plan_.train_iters));
     }
     if (TimeIsUp()) {
       Save();
@@ -77,8 +80,9 @@ IterationResult Trainer::TrainIteration() {
     if (!train_loader_->Next(&batch_)) {
       throw EngineError(v1::REASON_DATA_ERROR, fmt::format("the training data end after {} samples", train_loader_->consumed()));
     }
-    const GptModel::LossSum sum = state_.model().ForwardBackward(batch_.tokens.data(), batch_.labels.data(), batch_.loss_mask.data(),
-                                                                 batch_.position_ids.data(), grad_scale, &state_.rng());
+    const GptModel::LossSum sum =
+        state_.model().ForwardBackward(batch_.tokens.data(), batch_.labels.data(), batch_.loss_mask.data(),
+                                       batch_.position_ids.data(), grad_scale, &state_.rng());
     loss_sum += sum.loss_sum;
     tokens += sum.tokens;
   }
@@ -116,7 +120,8 @@ void Trainer::CheckFinite(const IterationResult& result) {
 }
 
 void Trainer::ReportInterval() {
-  last_point_ = interval_.Finish(state_.step, state_.consumed_train_samples, LearningRate(plan_.schedule, state_.scheduled_samples));
+  last_point_ =
+      interval_.Finish(state_.step, state_.consumed_train_samples, LearningRate(plan_.schedule, state_.scheduled_samples));
   last_point_.set_attempt(identity_.attempt);
   *last_point_.mutable_time() = google::protobuf::util::TimeUtil::GetCurrentTime();
   if (plan_.log_params_norm) last_point_.set_params_norm(state_.optimizer().ParameterNorm());  // Collective: every rank.

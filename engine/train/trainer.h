@@ -19,7 +19,8 @@ class Trainer {
  public:
   // Builds datasets, model and state; loads the checkpoint where there is one. Throws EngineError.
   // `sink` receives events on rank 0 and may be null elsewhere. `stop` is set by SIGTERM.
-  Trainer(const TrainingPlan& plan, const RunIdentity& identity, Communicator* world, EventSink* sink, const std::atomic<bool>* stop);
+  Trainer(const TrainingPlan& plan, const RunIdentity& identity, Communicator* world, EventSink* sink,
+          const std::atomic<bool>* stop);
 
   // Trains to the last iteration, evaluates, saves. CANCELLED_BY_USER when it was stopped (a checkpoint is written first).
   // Throws EngineError with the reason of any other end.

@@ -14,8 +14,7 @@ namespace {
 using Problems = std::vector<FieldViolation>;
 
 // The word of an enumerated key, or a problem that names it.
-template <class Parse>
-auto ParseWord(const char* key, const std::string& word, Parse parse, Problems* problems) {
+template <class Parse> auto ParseWord(const char* key, const std::string& word, Parse parse, Problems* problems) {
   const auto value = parse(word);
   if (!value.has_value()) problems->push_back({key, fmt::format("\"{}\" is not a value of this key", word)});
   return value;
@@ -57,8 +56,9 @@ void ReadBatches(const v1::ConfigContainer& config, int data_parallel_size, Trai
   plan->train_iters = train.train_iters();
   const int64_t step = plan->micro_batch_size * data_parallel_size;
   if (plan->micro_batch_size <= 0 || step <= 0 || plan->global_batch_size % step != 0) {
-    problems->push_back({"train.global_batch_size", fmt::format("{} is not a multiple of train.micro_batch_size {} times the data-parallel size {}",
-                                                                plan->global_batch_size, plan->micro_batch_size, data_parallel_size)});
+    problems->push_back({"train.global_batch_size",
+                         fmt::format("{} is not a multiple of train.micro_batch_size {} times the data-parallel size {}",
+                                     plan->global_batch_size, plan->micro_batch_size, data_parallel_size)});
     return;
   }
   plan->microbatches = plan->global_batch_size / step;
@@ -87,12 +87,14 @@ void ReadSchedule(const v1::ConfigContainer& config, TrainingPlan* plan, Problem
     schedule.weight_decay_style = *style;
   }
   const int64_t length = scheduler.has_max_steps() ? scheduler.max_steps() : plan->train_iters;
-  schedule.decay_samples = scheduler.has_lr_decay_samples() ? scheduler.lr_decay_samples()
-                                                            : (scheduler.has_lr_decay_iters() ? scheduler.lr_decay_iters() : length) * batch;
+  schedule.decay_samples = scheduler.has_lr_decay_samples()
+                               ? scheduler.lr_decay_samples()
+                               : (scheduler.has_lr_decay_iters() ? scheduler.lr_decay_iters() : length) * batch;
   if (scheduler.has_lr_warmup_fraction()) {
     schedule.warmup_samples = static_cast<int64_t>(scheduler.lr_warmup_fraction() * static_cast<double>(schedule.decay_samples));
   } else {
-    schedule.warmup_samples = scheduler.lr_warmup_samples() > 0 ? scheduler.lr_warmup_samples() : scheduler.lr_warmup_iters() * batch;
+    schedule.warmup_samples =
+        scheduler.lr_warmup_samples() > 0 ? scheduler.lr_warmup_samples() : scheduler.lr_warmup_iters() * batch;
   }
   schedule.wsd_decay_samples =
       scheduler.has_lr_wsd_decay_samples() ? scheduler.lr_wsd_decay_samples() : scheduler.lr_wsd_decay_iters() * batch;

@@ -21,25 +21,25 @@ struct TrainingPlan {
   AdamOptions adam;
   LossScalerOptions loss_scaler;
   bool distributed_optimizer = false;
-  double clip_grad = 1.0;             // 0: no clipping.
-  bool check_nan_in_loss = true;      // A NaN loss ends the job.
+  double clip_grad = 1.0;         // 0: no clipping.
+  bool check_nan_in_loss = true;  // A NaN loss ends the job.
   bool check_nan_in_grad = true;
 
   int64_t train_iters = 0;
   int64_t global_batch_size = 0;
   int64_t micro_batch_size = 0;
-  int64_t microbatches = 0;           // A rank and iteration: global batch / (micro batch * data-parallel size).
-  int64_t eval_interval = 0;          // 0: no evaluation inside training.
-  int64_t eval_iters = 0;             // 0: no evaluation at all.
-  int64_t exit_interval = 0;          // 0: none. End after an iteration that it divides.
-  double exit_duration_minutes = 0;   // 0: none.
+  int64_t microbatches = 0;          // A rank and iteration: global batch / (micro batch * data-parallel size).
+  int64_t eval_interval = 0;         // 0: no evaluation inside training.
+  int64_t eval_iters = 0;            // 0: no evaluation at all.
+  int64_t exit_interval = 0;         // 0: none. End after an iteration that it divides.
+  double exit_duration_minutes = 0;  // 0: none.
 
   int64_t log_interval = 1;
   bool log_params_norm = false;
   bool log_num_zeros = false;
 
   bool save = true;
-  int64_t save_interval = 0;          // 0: only at the end.
+  int64_t save_interval = 0;  // 0: only at the end.
   bool save_optimizer = true;
   bool save_rng = true;
 

@@ -25,16 +25,19 @@ struct Losses {
 };
 
 struct Bounds {
-  double usual = 1e-4;     // What is expected at every iteration.
-  double hard = 2e-4;      // Never above.
+  double usual = 1e-4;  // What is expected at every iteration.
+  double hard = 2e-4;   // Never above.
   double grad_norm = 2e-3;
 };
 
-const std::vector<std::string> kCorrelationRun = {
-    "model.num_layers=2", "model.hidden_size=256", "model.num_attention_heads=4", "model.ffn_hidden_size=1024",
-    "model.seq_length=512", "dataset.seq_length=512", "train.train_iters=10", "train.global_batch_size=32",
-    "train.micro_batch_size=4", "validation.eval_interval=10", "validation.eval_iters=2", "optimizer.lr=3e-4",
-    "optimizer.min_lr=3e-5", "rng.seed=1234", "logger.log_interval=1"};
+const std::vector<std::string> kCorrelationRun = {"model.num_layers=2",          "model.hidden_size=256",
+                                                  "model.num_attention_heads=4", "model.ffn_hidden_size=1024",
+                                                  "model.seq_length=512",        "dataset.seq_length=512",
+                                                  "train.train_iters=10",        "train.global_batch_size=32",
+                                                  "train.micro_batch_size=4",    "validation.eval_interval=10",
+                                                  "validation.eval_iters=2",     "optimizer.lr=3e-4",
+                                                  "optimizer.min_lr=3e-5",       "rng.seed=1234",
+                                                  "logger.log_interval=1"};
 
 const std::vector<std::string> kNoDropout = {"model.hidden_dropout=0", "model.attention_dropout=0"};
 
@@ -71,8 +74,11 @@ Losses Train(const std::string& name, int ranks, const std::vector<std::string>&
   const std::string metrics = (folder / "metrics.jsonl").string();
   std::vector<pid_t> processes;
   for (int rank = 0; rank < ranks; ++rank) {
-    std::vector<std::string> arguments = {program, "train", "--recipe", "vanilla_gpt_megatron_lm_config", "--ranks",
-                                          std::to_string(ranks), "--rank", std::to_string(rank), "--metrics", metrics,
+    std::vector<std::string> arguments = {program,        "train",
+                                          "--recipe",     "vanilla_gpt_megatron_lm_config",
+                                          "--ranks",      std::to_string(ranks),
+                                          "--rank",       std::to_string(rank),
+                                          "--metrics",    metrics,
                                           "--rendezvous", (folder / "rendezvous").string()};
     arguments.insert(arguments.end(), kCorrelationRun.begin(), kCorrelationRun.end());
     arguments.insert(arguments.end(), overrides.begin(), overrides.end());
@@ -102,7 +108,8 @@ Losses Train(const std::string& name, int ranks, const std::vector<std::string>&
   return losses;
 }
 
-void CompareSeries(const char* what, const std::vector<double>& ours, const std::vector<double>& theirs, double usual, double hard) {
+void CompareSeries(const char* what, const std::vector<double>& ours, const std::vector<double>& theirs, double usual,
+                   double hard) {
   ASSERT_EQ(ours.size(), theirs.size()) << what;
   double worst = 0;
   for (size_t i = 0; i < ours.size(); ++i) {
@@ -110,7 +117,8 @@ void CompareSeries(const char* what, const std::vector<double>& ours, const std:
     worst = std::max(worst, difference);
     EXPECT_LE(difference, usual) << what << " " << i + 1 << ": ours " << ours[i] << ", Megatron-LM " << theirs[i];
     EXPECT_LE(difference, hard) << what << " " << i + 1;
-    fmt::print("{:>10} {:2}  ours {:.9f}  Megatron-LM {:.9f}  difference {:+.2e}\n", what, i + 1, ours[i], theirs[i], ours[i] - theirs[i]);
+    fmt::print("{:>10} {:2}  ours {:.9f}  Megatron-LM {:.9f}  difference {:+.2e}\n", what, i + 1, ours[i], theirs[i],
+               ours[i] - theirs[i]);
   }
   fmt::print("{:>10}     worst {:.2e} (bound {:.0e})\n", what, worst, usual);
 }

@@ -13,7 +13,8 @@ v1::PreflightResult CheckNode(const v1::RankSpec& spec);
 // Reads the spec, writes a binary PreflightResult to standard output. 0 when the check itself worked.
 int RunPreflight(const std::string& spec_path);
 
-// `mbrank --verify PATH [--manifest-hash H]`: one JSON line {"ok", "bytes", "tensors", "reason", "detail"}.
+// `mbrank --verify PATH [--manifest-hash H]`: one JSON line {"ok", "bytes", "tensors", "reason", "detail"}; exit code 0 either
+// way.
 int RunVerify(const std::string& path, const std::string& manifest_hash);
 
 }  // namespace mbridge

@@ -9,6 +9,7 @@
 
 #include "engine/train/throw_status.h"
 #include "engine/train/trainer.h"
+#include "mbridge/v1/config.pb.h"
 #include "proto/rpc/version.h"
 #include "worker/rank/spool_sink.h"
 #include "worker/spool/attempt_directory.h"
@@ -29,6 +30,11 @@ v1::RankResult Train(const v1::RankSpec& spec, EventSink* sink) {
   const auto world = MakeWorld(directory.RendezvousPath(), spec.rank(), spec.world_size(), plan.collective_timeout_seconds);
   Trainer trainer(plan, identity, world.get(), sink, &g_stop);
   return trainer.Run();
+}
+
+std::unique_ptr<SpoolSink> MakeSpoolSink(const v1::RankSpec& spec, const std::string& path) {
+  const bool log_throughput = spec.resolved().config().logger().log_throughput();
+  return std::make_unique<SpoolSink>(ValueOrThrow(spool::RecordWriter::Open(path)), log_throughput);
 }
 
 }  // namespace
@@ -101,7 +107,7 @@ int RunRank(const std::string& spec_path) {
   const spool::AttemptDirectory directory(spec.attempt_directory());
   std::unique_ptr<SpoolSink> sink;
   v1::RankResult result = ResultOf([&] {
-    if (spec.rank() == 0) sink = std::make_unique<SpoolSink>(ValueOrThrow(spool::RecordWriter::Open(directory.SpoolPath())));
+    if (spec.rank() == 0) sink = MakeSpoolSink(spec, directory.SpoolPath());
     return Train(spec, sink.get());
   });
   if (result.reason() != v1::REASON_COMPLETED) {

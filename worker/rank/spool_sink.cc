@@ -16,7 +16,7 @@ void SpoolSink::Started(const v1::RankStarted& started) {
 }
 
 void SpoolSink::Metric(const v1::MetricPoint& point) {
-  std::printf("%s\n", FormatPoint(point).c_str());
+  std::printf("%s\n", FormatPoint(point, {.throughput = log_throughput_}).c_str());
   std::fflush(stdout);
   v1::RankRecord record;
   *record.mutable_metric() = point;

@@ -13,7 +13,9 @@ namespace mbridge {
 // Records that cannot be written (full disk) are counted by the writer; training goes on.
 class SpoolSink : public EventSink {
  public:
-  explicit SpoolSink(std::unique_ptr<spool::RecordWriter> writer) : writer_(std::move(writer)) {}
+  // `log_throughput`: logger.log_throughput, TFLOP/s in the log line.
+  SpoolSink(std::unique_ptr<spool::RecordWriter> writer, bool log_throughput)
+      : writer_(std::move(writer)), log_throughput_(log_throughput) {}
 
   void Started(const v1::RankStarted& started) override;
   void Metric(const v1::MetricPoint& point) override;
@@ -25,6 +27,7 @@ class SpoolSink : public EventSink {
   void Append(v1::RankRecord record);
 
   std::unique_ptr<spool::RecordWriter> writer_;
+  const bool log_throughput_;
 };
 
 }  // namespace mbridge

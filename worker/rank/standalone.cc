@@ -8,6 +8,7 @@
 
 #include "engine/train/throw_status.h"
 #include "engine/train/trainer.h"
+#include "mbridge/v1/config.pb.h"
 #include "proto/format/training_line.h"
 #include "recipes/config/resolve.h"
 #include "worker/rank/rank_run.h"
@@ -19,7 +20,7 @@ namespace {
 // Events on the terminal, metric points also as JSON lines.
 class TerminalSink : public EventSink {
  public:
-  explicit TerminalSink(const std::string& metrics_path) {
+  TerminalSink(const std::string& metrics_path, bool log_throughput) : log_throughput_(log_throughput) {
     if (metrics_path.empty()) return;
     metrics_.open(metrics_path);
     if (!metrics_) throw EngineError(v1::REASON_ENGINE_ERROR, fmt::format("cannot write {}", metrics_path));
@@ -30,7 +31,7 @@ class TerminalSink : public EventSink {
                 static_cast<long>(started.parameters()));
   }
   void Metric(const v1::MetricPoint& point) override {
-    std::printf("%s\n", FormatPoint(point).c_str());
+    std::printf("%s\n", FormatPoint(point, {.throughput = log_throughput_}).c_str());
     std::fflush(stdout);
     std::string json;
     if (metrics_.is_open() && google::protobuf::util::MessageToJsonString(point, &json).ok()) metrics_ << json << std::endl;
@@ -41,6 +42,7 @@ class TerminalSink : public EventSink {
   void Message(const std::string& text) override { std::printf("%s\n", text.c_str()); }
 
  private:
+  const bool log_throughput_;
   std::ofstream metrics_;
 };
 
@@ -63,7 +65,7 @@ v1::RankResult Train(const StandaloneOptions& options) {
   const RunIdentity identity = MakeRunIdentity(spec);
   const auto world = MakeWorld(options.rendezvous_directory, options.rank, options.ranks, plan.collective_timeout_seconds);
   std::unique_ptr<TerminalSink> sink;
-  if (options.rank == 0) sink = std::make_unique<TerminalSink>(options.metrics_path);
+  if (options.rank == 0) sink = std::make_unique<TerminalSink>(options.metrics_path, resolved.config().logger().log_throughput());
   Trainer trainer(plan, identity, world.get(), sink.get(), InstallStopHandler());
   return trainer.Run();
 }

@@ -8,16 +8,16 @@ namespace mbridge {
 
 struct StandaloneOptions {
   std::string recipe;
-  std::string config_path;                 // --config file between recipe and overrides.
+  std::string config_path;  // --config file between recipe and overrides.
   std::vector<std::string> overrides;
-  std::string metrics_path;                // JSON lines of every MetricPoint; empty: none.
-  std::string checkpoint_directory;        // Empty: nothing is saved.
+  std::string metrics_path;          // JSON lines of every MetricPoint; empty: none.
+  std::string checkpoint_directory;  // Empty: nothing is saved.
   std::string load_checkpoint_path;
   bool load_weights_only = false;
   int rank = 0;
   int ranks = 1;
-  std::string rendezvous_directory;        // Shared by the ranks where ranks > 1.
-  int threads = 0;                         // 0: all cores / ranks.
+  std::string rendezvous_directory;  // Shared by the ranks where ranks > 1.
+  int threads = 0;                   // 0: all cores / ranks.
 };
 
 // Prints Megatron-LM's lines; the exit code of the result's reason.
