@@ -139,8 +139,8 @@ TEST_F(CheckpointTest, CorruptShardIsNamedRefusedAndTheEarlierOneOffered) {
   const CommandResult verified = service_.Mbctl({"ckpt", "verify", "damaged@6"});
   EXPECT_THAT(verified, Exited(9));
   EXPECT_THAT(verified.out + verified.err, HasSubstr(shard.filename().string()));
-  const CommandResult resumed = service_.Mbctl({"submit", "--start", "resume", "--from", "damaged@6", "--name", "damaged", "--wait",
-                                                "--recipe", "vanilla_gpt_pretrain_config"});
+  const CommandResult resumed =
+      service_.Mbctl({"resume", id, "--from", "damaged@6", "--wait", "train.train_iters=9", "scheduler.lr_decay_iters=9"});
   EXPECT_NE(resumed.exit_code, 0);
   EXPECT_THAT(resumed.out + resumed.err, HasSubstr("damaged@3"));
   EXPECT_THAT(service_.Mbctl({"ckpt", "verify", "damaged@3"}), Exited(0));
@@ -158,7 +158,7 @@ TEST_F(CheckpointTest, CorruptShardFoundByTheRankFailsTheResume) {
 }
 
 TEST_F(CheckpointTest, FullDiskWhileSavingKeepsTheEarlierOne) {
-  Service full(Service::Options{.environment = {{"MB_FAILPOINTS", "file.write=error:28@20"}}});
+  Service full(Service::Options{.environment = {{"MB_FAILPOINTS", "file.write=error:28@200"}}});
   ASSERT_TRUE(full.Start()) << full.log_text();
   const std::string id = full.Submit(TinyJob(40, {"--name", "full", "checkpoint.save_interval=1"}));
   const v1::Job job = full.WaitForEnd(id);

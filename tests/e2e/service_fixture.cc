@@ -2,6 +2,8 @@
 
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,6 +31,16 @@ void ExpectOk(const grpc::Status& status, const char* call) {
 Arguments Concatenate(Arguments first, const Arguments& second) {
   first.insert(first.end(), second.begin(), second.end());
   return first;
+}
+
+bool Connects(const std::filesystem::path& unix_socket) {
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  unix_socket.string().copy(address.sun_path, sizeof(address.sun_path) - 1);
+  const bool connected = connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+  close(fd);
+  return connected;
 }
 
 // `more` after `first`, without those of `first` whose key `more` sets again.
@@ -93,13 +105,19 @@ bool Service::Start(Seconds timeout) {
   spawn.out_path = directory() / "coordinator.log";
   spawn.err_path = directory() / "coordinator.log";
   coordinator_ = Process(arguments, spawn);
-  return WaitUntil(
-      [this] {
-        if (!coordinator_.running()) return true;
-        v1::GetServerInfoResponse response;
-        return admin().GetServerInfo(CallContext().get(), {}, &response).ok();
-      },
-      timeout) && coordinator_.running();
+  // gRPC backs off for seconds after a refused connection: a plain connect() finds the socket sooner, and a new channel
+  // knows no backoff.
+  const bool listens =
+      WaitUntil([this] { return !coordinator_.running() || Connects(state_directory() / "coordinator.sock"); }, timeout);
+  ResetChannel();
+  return listens && WaitUntil(
+                        [this] {
+                          if (!coordinator_.running()) return true;
+                          v1::GetServerInfoResponse response;
+                          return admin().GetServerInfo(CallContext().get(), {}, &response).ok();
+                        },
+                        timeout) &&
+         coordinator_.running();
 }
 
 CommandResult Service::RunCoordinator(const Arguments& arguments, Seconds timeout) const {
@@ -134,6 +152,14 @@ std::vector<pid_t> Service::Pids(const std::string& program) const {
 
 bool Service::NoneLeft(const std::string& program, Seconds timeout) const {
   return WaitUntil([&] { return Pids(program).empty(); }, timeout);
+}
+
+void Service::ResetChannel() {
+  jobs_.reset();
+  checkpoints_.reset();
+  nodes_.reset();
+  admin_.reset();
+  channel_.reset();
 }
 
 std::shared_ptr<grpc::Channel> Service::channel() {

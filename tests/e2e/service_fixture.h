@@ -93,6 +93,7 @@ class Service {
 
  private:
   std::shared_ptr<grpc::Channel> channel();
+  void ResetChannel();
 
   ScratchDirectory scratch_;
   Options options_;
