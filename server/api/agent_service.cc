@@ -23,7 +23,8 @@ class AgentService : public v1::AgentService::CallbackService, public AgentCalls
   grpc::Service* service() override { return this; }
 
   void NodeChanged(const std::string& node_id) override {
-    Release([&](const Held& held) { return held.node_id == node_id && context_.controller->Orders(node_id).version() != held.seen; });
+    Release(
+        [&](const Held& held) { return held.node_id == node_id && context_.controller->Orders(node_id).version() != held.seen; });
   }
   void Tick() override {
     const Time now = std::chrono::steady_clock::now();
@@ -56,8 +57,9 @@ class AgentService : public v1::AgentService::CallbackService, public AgentCalls
     *response = std::move(answer->response);
     const int32_t wait_ms = std::min(request->wait_ms(), kLongestWaitMs);
     const std::string node_id = request->node_id();
-    if (!answer->may_wait || wait_ms <= 0 || !Hold({call, response, node_id, request->seen_version(),
-                                                    std::chrono::steady_clock::now() + std::chrono::milliseconds(wait_ms)})) {
+    if (!answer->may_wait || wait_ms <= 0 ||
+        !Hold({call, response, node_id, request->seen_version(),
+               std::chrono::steady_clock::now() + std::chrono::milliseconds(wait_ms)})) {
       call.Done(absl::OkStatus());
       return call.reactor();
     }
@@ -72,8 +74,7 @@ class AgentService : public v1::AgentService::CallbackService, public AgentCalls
     return true;
   }
 
-  template <class Predicate>
-  void Release(Predicate due) {
+  template <class Predicate> void Release(Predicate due) {
     std::vector<Held> released;
     {
       std::lock_guard lock(mutex_);
@@ -114,8 +115,9 @@ class AdminService : public v1::AdminService::CallbackService {
     const PendingCall call(context, "AdminService/Shutdown", context_.metrics);
     constexpr int kDefaultGraceSeconds = 30;
     if (request->grace_seconds() < 0 || request->grace_seconds() > kLongestGraceSeconds) {
-      call.Done(InvalidFields(v1::REASON_INVALID_REQUEST,
-                              {{"grace_seconds", fmt::format("{} is outside of 0 to {}", request->grace_seconds(), kLongestGraceSeconds)}}));
+      call.Done(InvalidFields(
+          v1::REASON_INVALID_REQUEST,
+          {{"grace_seconds", fmt::format("{} is outside of 0 to {}", request->grace_seconds(), kLongestGraceSeconds)}}));
       return call.reactor();
     }
     const std::chrono::seconds grace(request->grace_seconds() == 0 ? kDefaultGraceSeconds : request->grace_seconds());

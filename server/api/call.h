@@ -20,8 +20,7 @@ namespace mbridge::server {
 inline constexpr size_t kMaxRequestBytes = 4 << 20;
 inline constexpr int kMaxWireBytes = 16 << 20;
 
-template <class Request>
-absl::Status CheckRequestSize(const Request& request) {
+template <class Request> absl::Status CheckRequestSize(const Request& request) {
   const size_t bytes = request.ByteSizeLong();
   if (bytes <= kMaxRequestBytes) return absl::OkStatus();
   return MakeStatus(absl::StatusCode::kResourceExhausted, v1::REASON_REQUEST_TOO_LARGE,
@@ -32,7 +31,9 @@ absl::Status CheckRequestSize(const Request& request) {
 class PendingCall {
  public:
   PendingCall(grpc::CallbackServerContext* context, const char* method, ServiceMetrics* metrics)
-      : reactor_(context->DefaultReactor()), method_(method), metrics_(metrics) {}
+      : reactor_(context->DefaultReactor()), method_(method), metrics_(metrics) {
+    metrics->CallStarted();
+  }
   void Done(const absl::Status& status) const {
     metrics_->GrpcHandled(method_, CodeName(status.code()));
     reactor_->Finish(ToGrpc(status));

@@ -20,7 +20,8 @@ class CheckpointService : public v1::CheckpointService::CallbackService {
  private:
   grpc::ServerUnaryReactor* ListCheckpoints(grpc::CallbackServerContext* context, const v1::ListCheckpointsRequest* request,
                                             v1::ListCheckpointsResponse* response) override {
-    return Answer(context, "CheckpointService/ListCheckpoints", context_.metrics, *request, [&] { return List(*request, response); });
+    return Answer(context, "CheckpointService/ListCheckpoints", context_.metrics, *request,
+                  [&] { return List(*request, response); });
   }
 
   absl::Status List(const v1::ListCheckpointsRequest& request, v1::ListCheckpointsResponse* response) const {
@@ -66,14 +67,16 @@ class CheckpointService : public v1::CheckpointService::CallbackService {
     task.set_task_id(NewId("verify-"));
     task.mutable_verify()->set_path(checkpoint->path());
     task.mutable_verify()->set_manifest_hash(checkpoint->manifest_hash());
-    context_.controller->RunTask(checkpoint->node_id(), std::move(task), kVerifyTimeout,
-                                 [this, call, response, id = checkpoint->checkpoint_id()](const absl::StatusOr<v1::TaskResult>& result) {
-      call.Done(result.ok() ? TakeVerification(id, *result, response) : result.status());
-    });
+    context_.controller->RunTask(
+        checkpoint->node_id(), std::move(task), kVerifyTimeout,
+        [this, call, response, id = checkpoint->checkpoint_id()](const absl::StatusOr<v1::TaskResult>& result) {
+          call.Done(result.ok() ? TakeVerification(id, *result, response) : result.status());
+        });
     return call.reactor();
   }
 
-  absl::Status TakeVerification(const std::string& id, const v1::TaskResult& result, v1::VerifyCheckpointResponse* response) const {
+  absl::Status TakeVerification(const std::string& id, const v1::TaskResult& result,
+                                v1::VerifyCheckpointResponse* response) const {
     MB_ASSIGN_OR_RETURN(*response->mutable_checkpoint(), context_.controller->RecordVerification(id, result));
     response->set_bytes_read(result.bytes());
     response->set_tensors(result.tensors());

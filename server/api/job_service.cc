@@ -68,10 +68,12 @@ class JobService : public v1::JobService::CallbackService {
     });
   }
 
-  grpc::ServerWriteReactor<v1::WatchJobResponse>* WatchJob(grpc::CallbackServerContext*, const v1::WatchJobRequest* request) override {
+  grpc::ServerWriteReactor<v1::WatchJobResponse>* WatchJob(grpc::CallbackServerContext*,
+                                                           const v1::WatchJobRequest* request) override {
     return server::WatchJob(context_, *request);
   }
-  grpc::ServerWriteReactor<v1::TailLogsResponse>* TailLogs(grpc::CallbackServerContext*, const v1::TailLogsRequest* request) override {
+  grpc::ServerWriteReactor<v1::TailLogsResponse>* TailLogs(grpc::CallbackServerContext*,
+                                                           const v1::TailLogsRequest* request) override {
     return server::TailLogs(context_, *request);
   }
   grpc::ServerWriteReactor<v1::StreamMetricsResponse>* StreamMetrics(grpc::CallbackServerContext*,

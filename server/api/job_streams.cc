@@ -19,7 +19,9 @@ constexpr int64_t kLogTail = 64 << 10;
 class WatchStream : public Stream<v1::WatchJobResponse> {
  public:
   WatchStream(const ServiceContext& context, const v1::WatchJobRequest& request)
-      : Stream("JobService/WatchJob", request.job_id(), context.feed, context.metrics), context_(context), after_(request.after_sequence()) {
+      : Stream("JobService/WatchJob", request.job_id(), context.feed, context.metrics),
+        context_(context),
+        after_(request.after_sequence()) {
     const auto job = context.controller->GetJob(request.job_id());
     if (job.ok() && !IsTerminal(job->state()) && job->has_progress()) progress_ = job->progress();
   }
@@ -31,7 +33,8 @@ class WatchStream : public Stream<v1::WatchJobResponse> {
     const auto job = context_.controller->GetJob(job_id());
     if (!job.ok()) return Fail(job.status(), status);
     if (after_ < 0 || after_ > job->event_sequence()) {
-      return Fail(InvalidFields(v1::REASON_INVALID_REQUEST, {{"after_sequence", "is not the sequence of an event of this job"}}), status);
+      return Fail(InvalidFields(v1::REASON_INVALID_REQUEST, {{"after_sequence", "is not the sequence of an event of this job"}}),
+                  status);
     }
     if (events_.empty()) {
       auto events = context_.store->ListEvents(job_id(), after_, kEventsAtOnce);
@@ -94,8 +97,11 @@ class WatchStream : public Stream<v1::WatchJobResponse> {
 class LogStream : public Stream<v1::TailLogsResponse> {
  public:
   LogStream(const ServiceContext& context, const v1::TailLogsRequest& request)
-      : Stream("JobService/TailLogs", request.job_id(), context.feed, context.metrics), context_(context), request_(request),
-        attempt_(request.attempt()), offset_(request.offset()) {}
+      : Stream("JobService/TailLogs", request.job_id(), context.feed, context.metrics),
+        context_(context),
+        request_(request),
+        attempt_(request.attempt()),
+        offset_(request.offset()) {}
 
  private:
   Next Produce(bool heartbeat_due, v1::TailLogsResponse* response, absl::Status* status) override {
@@ -140,10 +146,12 @@ class LogStream : public Stream<v1::TailLogsResponse> {
   absl::Status CheckRequest(const v1::Job& job) const {
     std::vector<FieldViolation> wrong;
     if (request_.attempt() < 0 || request_.attempt() > job.attempts_size()) {
-      wrong.push_back({"attempt", fmt::format("{} is not one of the {} attempts of the job", request_.attempt(), job.attempts_size())});
+      wrong.push_back(
+          {"attempt", fmt::format("{} is not one of the {} attempts of the job", request_.attempt(), job.attempts_size())});
     }
     if (request_.rank() < 0 || request_.rank() >= std::max(1, job.resolved().ranks())) {
-      wrong.push_back({"rank", fmt::format("{} is outside of 0 to {}", request_.rank(), std::max(1, job.resolved().ranks()) - 1)});
+      wrong.push_back(
+          {"rank", fmt::format("{} is outside of 0 to {}", request_.rank(), std::max(1, job.resolved().ranks()) - 1)});
     }
     if (request_.offset() < -1) wrong.push_back({"offset", "must be -1 (the last 64 KiB) or at least 0"});
     return wrong.empty() ? absl::OkStatus() : InvalidFields(v1::REASON_INVALID_REQUEST, wrong);
@@ -163,7 +171,9 @@ class LogStream : public Stream<v1::TailLogsResponse> {
 class MetricStream : public Stream<v1::StreamMetricsResponse> {
  public:
   MetricStream(const ServiceContext& context, const v1::StreamMetricsRequest& request)
-      : Stream("JobService/StreamMetrics", request.job_id(), context.feed, context.metrics), context_(context), request_(request) {
+      : Stream("JobService/StreamMetrics", request.job_id(), context.feed, context.metrics),
+        context_(context),
+        request_(request) {
     token_is_valid_ = FromHex(request.resume_token(), &cursor_);
   }
 
@@ -171,8 +181,10 @@ class MetricStream : public Stream<v1::StreamMetricsResponse> {
   Next Produce(bool heartbeat_due, v1::StreamMetricsResponse* response, absl::Status* status) override {
     if (ended_) return Next::kFinish;
     const auto job = context_.controller->GetJob(job_id());
-    *status = !job.ok() ? job.status() : token_is_valid_ ? absl::OkStatus()
-        : InvalidFields(v1::REASON_INVALID_REQUEST, {{"resume_token", "is not one that this server gave out"}});
+    *status = !job.ok() ? job.status()
+              : token_is_valid_
+                  ? absl::OkStatus()
+                  : InvalidFields(v1::REASON_INVALID_REQUEST, {{"resume_token", "is not one that this server gave out"}});
     if (!status->ok()) return Next::kFinish;
     auto page = context_.store->ListMetrics(job_id(), request_.attempt(), request_.effective(), cursor_, kPointsAtOnce);
     if (!page.ok()) {

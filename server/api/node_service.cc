@@ -79,6 +79,8 @@ class RecipeService : public v1::RecipeService::CallbackService {
 }  // namespace
 
 std::unique_ptr<grpc::Service> MakeNodeService(const ServiceContext& context) { return std::make_unique<NodeService>(context); }
-std::unique_ptr<grpc::Service> MakeRecipeService(const ServiceContext& context) { return std::make_unique<RecipeService>(context); }
+std::unique_ptr<grpc::Service> MakeRecipeService(const ServiceContext& context) {
+  return std::make_unique<RecipeService>(context);
+}
 
 }  // namespace mbridge::server

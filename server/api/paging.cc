@@ -18,13 +18,16 @@ constexpr int kDefaultPage = 50, kLargestPage = 1000;
 constexpr size_t kMaxFilter = 4096;
 using Predicate = std::function<bool(const v1::Job&)>;
 
-absl::Status Wrong(const std::string& field, const std::string& why) { return InvalidFields(v1::REASON_INVALID_REQUEST, {{field, why}}); }
+absl::Status Wrong(const std::string& field, const std::string& why) {
+  return InvalidFields(v1::REASON_INVALID_REQUEST, {{field, why}});
+}
 
 absl::StatusOr<Predicate> ParseState(std::string value) {
   std::transform(value.begin(), value.end(), value.begin(), [](unsigned char c) { return std::toupper(c); });
   v1::JobState state;
   if (!v1::JobState_Parse("JOB_STATE_" + value, &state) || state == v1::JOB_STATE_UNSPECIFIED) {
-    return Wrong("filter", fmt::format("state={} is not one of QUEUED, STARTING, RUNNING, STOPPING, SUCCEEDED, FAILED, CANCELLED", value));
+    return Wrong("filter",
+                 fmt::format("state={} is not one of QUEUED, STARTING, RUNNING, STOPPING, SUCCEEDED, FAILED, CANCELLED", value));
   }
   return Predicate([state](const v1::Job& job) { return job.state() == state; });
 }
@@ -35,7 +38,8 @@ absl::StatusOr<Predicate> ParseTerm(const std::string& term) {
   const std::string key = term.substr(0, equals), value = term.substr(equals + 1);
   if (key == "state") return ParseState(value);
   if (key == "owner") return Predicate([value](const v1::Job& job) { return job.spec().owner() == value; });
-  if (key == "recipe") return Predicate([value](const v1::Job& job) { return job.spec().recipe() == value || job.resolved().recipe() == value; });
+  if (key == "recipe")
+    return Predicate([value](const v1::Job& job) { return job.spec().recipe() == value || job.resolved().recipe() == value; });
   if (key == "run_name") return Predicate([value](const v1::Job& job) { return job.run_name() == value; });
   if (key == "live") {
     if (value != "true" && value != "false") return Wrong("filter", fmt::format("live={} is neither true nor false", value));
@@ -53,7 +57,8 @@ absl::StatusOr<Predicate> ParseTerm(const std::string& term) {
 }  // namespace
 
 absl::StatusOr<int> PageSize(int32_t requested) {
-  if (requested < 0) return Wrong("page_size", fmt::format("{} is negative; 0 means {}, at most {}", requested, kDefaultPage, kLargestPage));
+  if (requested < 0)
+    return Wrong("page_size", fmt::format("{} is negative; 0 means {}, at most {}", requested, kDefaultPage, kLargestPage));
   return requested == 0 ? kDefaultPage : std::min(requested, kLargestPage);
 }
 
@@ -67,7 +72,8 @@ bool FromHex(const std::string& hex, std::string* bytes) {
   bytes->clear();
   if (hex.size() % 2 != 0) return false;
   for (size_t i = 0; i < hex.size(); i += 2) {
-    if (!std::isxdigit(static_cast<unsigned char>(hex[i])) || !std::isxdigit(static_cast<unsigned char>(hex[i + 1]))) return false;
+    if (!std::isxdigit(static_cast<unsigned char>(hex[i])) || !std::isxdigit(static_cast<unsigned char>(hex[i + 1])))
+      return false;
     bytes->push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
   }
   return true;
@@ -85,7 +91,8 @@ absl::StatusOr<std::string> ParsePageToken(const std::string& list, const std::s
 }
 
 absl::StatusOr<Predicate> ParseJobFilter(const std::string& filter) {
-  if (filter.size() > kMaxFilter) return Wrong("filter", fmt::format("has {} characters, at most {} are allowed", filter.size(), kMaxFilter));
+  if (filter.size() > kMaxFilter)
+    return Wrong("filter", fmt::format("has {} characters, at most {} are allowed", filter.size(), kMaxFilter));
   auto predicates = std::make_shared<std::vector<Predicate>>();
   std::istringstream words(filter);
   bool joined = true;  // A term may follow.

@@ -19,9 +19,11 @@ namespace {
 
 constexpr std::chrono::milliseconds kTick{100};
 constexpr std::chrono::seconds kStreamTick{1};
+constexpr std::chrono::milliseconds kStopPoll{10};
+constexpr std::chrono::milliseconds kFlush{200};  // For the last answers to leave.
 constexpr size_t kLongestSocketPath = 107;
-constexpr const char* kServices[] = {"mbridge.v1.JobService", "mbridge.v1.CheckpointService", "mbridge.v1.NodeService",
-                                     "mbridge.v1.RecipeService", "mbridge.v1.AdminService", "mbridge.v1.AgentService"};
+constexpr const char* kServices[] = {"mbridge.v1.JobService",    "mbridge.v1.CheckpointService", "mbridge.v1.NodeService",
+                                     "mbridge.v1.RecipeService", "mbridge.v1.AdminService",      "mbridge.v1.AgentService"};
 
 void SetKeepalive(grpc::ServerBuilder* builder) {
   // Clients may ping an idle stream every 10 s; without this gRPC closes their connection for "too many pings".
@@ -59,14 +61,16 @@ absl::Status Server::Open() {
   if (error) return absl::FailedPreconditionError(fmt::format("--state-dir {}: {}", options_.state_directory, error.message()));
   if (options_.checkpoint_roots.empty()) options_.checkpoint_roots = {options_.state_directory + "/runs"};
   for (const std::string& root : options_.checkpoint_roots) {
-    if (!fs::path(root).is_absolute()) return absl::FailedPreconditionError(fmt::format("--checkpoint-root {} must be absolute", root));
+    if (!fs::path(root).is_absolute())
+      return absl::FailedPreconditionError(fmt::format("--checkpoint-root {} must be absolute", root));
     fs::create_directories(root, error);
     if (error) return absl::FailedPreconditionError(fmt::format("--checkpoint-root {}: {}", root, error.message()));
   }
   metrics_ = std::make_unique<ServiceMetrics>(options_.version, options_.build_id);
-  MB_ASSIGN_OR_RETURN(store_, Store::Open({.directory = options_.state_directory + "/store",
-                                           .on_write = [metrics = metrics_.get()](double seconds) { metrics->StoreWrite(seconds); },
-                                           .testing_env = nullptr}));
+  MB_ASSIGN_OR_RETURN(store_,
+                      Store::Open({.directory = options_.state_directory + "/store",
+                                   .on_write = [metrics = metrics_.get()](double seconds) { metrics->StoreWrite(seconds); },
+                                   .testing_env = nullptr}));
   for (const std::string& row : store_->Quarantined()) spdlog::error("store: row {} does not parse and was moved aside", row);
   Controller::Options controller = options_.controller;
   controller.log_directory = options_.state_directory + "/logs";
@@ -97,9 +101,8 @@ absl::Status Server::Listen() {
   services_.push_back(MakeCheckpointService(context));
   services_.push_back(MakeNodeService(context));
   services_.push_back(MakeRecipeService(context));
-  services_.push_back(MakeAdminService(context, info, [this](std::chrono::seconds grace, std::function<void(int)> done) {
-    EndAllJobs(grace, std::move(done));
-  }));
+  services_.push_back(MakeAdminService(
+      context, info, [this](std::chrono::seconds grace, std::function<void(int)> done) { EndAllJobs(grace, std::move(done)); }));
   controller_->SetListener([this](const Controller::Notice& notice) {
     if (!notice.job_id.empty()) {
       feed_.Notify(notice.job_id, notice.progress);
@@ -119,8 +122,10 @@ absl::Status Server::Listen() {
   for (size_t i = 0; i < options_.listen.size(); ++i) {
     const std::string& address = options_.listen[i];
     if (address.starts_with("unix:") && address.size() - 5 > kLongestSocketPath) {
-      return absl::FailedPreconditionError(fmt::format("{} is longer than the {} characters of a socket path; choose a shorter "
-                                                       "--state-dir", address.substr(5), kLongestSocketPath));
+      return absl::FailedPreconditionError(
+          fmt::format("{} is longer than the {} characters of a socket path; choose a shorter "
+                      "--state-dir",
+                      address.substr(5), kLongestSocketPath));
     }
     MB_ASSIGN_OR_RETURN(const auto credentials, CredentialsFor(address, options_.tls));
     builder.AddListeningPort(address, credentials, &ports_[i]);
@@ -132,7 +137,8 @@ absl::Status Server::Listen() {
     if (grpc_ != nullptr && ports_[i] != 0) continue;
     if (ports_[i] != 0) continue;
     return MakeStatus(absl::StatusCode::kUnavailable, v1::REASON_PORT_IN_USE,
-                      fmt::format("cannot listen on {}; stop the process that uses the address or choose another --listen", options_.listen[i]));
+                      fmt::format("cannot listen on {}; stop the process that uses the address or choose another --listen",
+                                  options_.listen[i]));
   }
   if (grpc_ == nullptr) return absl::InternalError("the gRPC server did not start");
   SetServing(grpc_.get(), true);
@@ -172,7 +178,10 @@ void Server::Stop() {
     agents_->Stop();
     submitter_->Stop();
     controller_->AbandonTasks();
-    grpc_->Shutdown(std::chrono::system_clock::now() + options_.stop_grace);
+    // gRPC itself would also wait for idle connections, whose clients may not look at them for long.
+    const auto until = std::chrono::steady_clock::now() + options_.stop_grace;
+    while (metrics_->open_calls() > 0 && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(kStopPoll);
+    grpc_->Shutdown(std::chrono::system_clock::now() + kFlush);
   }
   if (shutdown_.joinable()) shutdown_.join();
 }
@@ -228,7 +237,8 @@ void Server::EndLocalAgent() {
     task.mutable_shutdown();
     constexpr std::chrono::seconds kAgentTime{10};
     auto ended = std::make_shared<std::promise<void>>();
-    controller_->RunTask(node.node_id(), std::move(task), kAgentTime, [ended](const absl::StatusOr<v1::TaskResult>&) { ended->set_value(); });
+    controller_->RunTask(node.node_id(), std::move(task), kAgentTime,
+                         [ended](const absl::StatusOr<v1::TaskResult>&) { ended->set_value(); });
     // Longer than the task's own deadline, which a stopping server no longer watches.
     ended->get_future().wait_for(kAgentTime + std::chrono::seconds(1));
   }

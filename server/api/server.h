@@ -39,11 +39,11 @@ struct ServerOptions {
   std::vector<std::string> data_roots;
   TlsFiles tls;
   std::string version, build_id;
-  std::string local_hostname;                 // Its agent is ended by AdminService.Shutdown; empty: none is.
+  std::string local_hostname;  // Its agent is ended by AdminService.Shutdown; empty: none is.
   std::chrono::milliseconds stop_grace{10'000};
   std::chrono::milliseconds preflight_timeout{20'000};
-  std::chrono::milliseconds node_wait{0};     // See Submitter::Options.
-  Controller::Options controller;             // Times; directories and ids are filled in.
+  std::chrono::milliseconds node_wait{0};  // See Submitter::Options.
+  Controller::Options controller;          // Times; directories and ids are filled in.
 };
 
 // "unix:<state>/coordinator.sock", where every coordinator listens.

@@ -41,9 +41,7 @@ RecipeSource FakeRecipes() {
       if (!text.starts_with("save=")) {
         return InvalidFields(v1::REASON_UNKNOWN_KEY, {{text.substr(0, text.find('=')), "does not exist"}});
       }
-      auto* value = resolved.add_values();
-      value->set_key("checkpoint.save");
-      value->set_value(text.substr(5));
+      resolved.mutable_config()->mutable_checkpoint()->set_save(text.substr(5));
     }
     return resolved;
   };
@@ -351,7 +349,8 @@ TEST_F(ServerTest, BadRequestsAreRefusedByName) {
   EXPECT_EQ(ReasonOf(refused([](auto& s) {
               s.mutable_start()->set_mode(v1::START_MODE_FORK);
               s.mutable_start()->set_checkpoint_id("x@1");
-            })), v1::REASON_CHECKPOINT_NOT_FOUND);
+            })),
+            v1::REASON_CHECKPOINT_NOT_FOUND);
   EXPECT_TRUE(refused([this](auto& s) { s.add_overrides("save=" + directory_ + "/runs/mine"); }).ok());
   StartAgent(1);
   const grpc::Status too_large = refused([](auto& s) { s.set_ranks(64); });
@@ -453,7 +452,9 @@ TEST_F(ServerTest, ASlowWatcherLosesProgressOnly) {
   const std::string job = MustCreate(Request());
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 1024);
-  auto slow = v1::JobService::NewStub(grpc::CreateCustomChannel(LocalAddress(directory_), grpc::InsecureChannelCredentials(), arguments));
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);  // Else the window grows beyond the test.
+  auto slow =
+      v1::JobService::NewStub(grpc::CreateCustomChannel(LocalAddress(directory_), grpc::InsecureChannelCredentials(), arguments));
   grpc::ClientContext context;
   v1::WatchJobRequest request;
   request.set_job_id(job);
@@ -481,7 +482,8 @@ TEST_F(ServerTest, ASlowWatcherLosesProgressOnly) {
   }
   EXPECT_TRUE(reader->Finish().ok());
   EXPECT_TRUE(ended);
-  for (size_t i = 0; i < sequences.size(); ++i) EXPECT_EQ(sequences[i], static_cast<int64_t>(i + 1)) << "state events are all there";
+  for (size_t i = 0; i < sequences.size(); ++i)
+    EXPECT_EQ(sequences[i], static_cast<int64_t>(i + 1)) << "state events are all there";
   EXPECT_GT(dropped, 0);
   EXPECT_LT(progress, 3000);
 }

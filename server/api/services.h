@@ -19,7 +19,8 @@ std::unique_ptr<grpc::Service> MakeRecipeService(const ServiceContext& context);
 
 // `shutdown(grace, done)` ends all jobs and calls done(number) before it ends the server.
 using ShutdownFunction = std::function<void(std::chrono::seconds grace, std::function<void(int)> done)>;
-std::unique_ptr<grpc::Service> MakeAdminService(const ServiceContext& context, v1::GetServerInfoResponse info, ShutdownFunction shutdown);
+std::unique_ptr<grpc::Service> MakeAdminService(const ServiceContext& context, v1::GetServerInfoResponse info,
+                                                ShutdownFunction shutdown);
 
 // AgentService with its held calls.
 class AgentCalls {

@@ -19,8 +19,7 @@ namespace mbridge::server {
 
 inline constexpr std::chrono::seconds kHeartbeat{5};
 
-template <class Response>
-class Stream : public grpc::ServerWriteReactor<Response>, public Subscriber {
+template <class Response> class Stream : public grpc::ServerWriteReactor<Response>, public Subscriber {
  public:
   Stream(const char* method, std::string job_id, Feed* feed, ServiceMetrics* metrics)
       : method_(method), job_id_(std::move(job_id)), feed_(feed), metrics_(metrics) {}
@@ -29,6 +28,7 @@ class Stream : public grpc::ServerWriteReactor<Response>, public Subscriber {
   static grpc::ServerWriteReactor<Response>* Start(std::shared_ptr<Stream> stream) {
     Stream* raw = stream.get();
     raw->self_ = stream;
+    raw->metrics_->CallStarted();
     raw->metrics_->StreamOpened(raw->method_);
     raw->feed_->Add(raw->job_id_, stream);
     raw->Pump();
@@ -125,8 +125,8 @@ class Stream : public grpc::ServerWriteReactor<Response>, public Subscriber {
   std::shared_ptr<Stream> self_;
   Response response_;
   std::mutex mutex_;
-  bool busy_ = false;      // A message is in flight, or Produce runs.
-  bool again_ = false;     // Woken while busy.
+  bool busy_ = false;   // A message is in flight, or Produce runs.
+  bool again_ = false;  // Woken while busy.
   bool broken_ = false, stopping_ = false, finished_ = false;
   std::chrono::steady_clock::time_point last_write_ = std::chrono::steady_clock::now();
 };

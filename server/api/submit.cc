@@ -68,8 +68,10 @@ absl::Status CheckFields(const v1::CreateJobRequest& request) {
   if (!v1::StartMode_IsValid(spec.start().mode())) wrong.push_back({"spec.start.mode", "is not one of fresh, resume, fork"});
   const bool fresh = spec.start().mode() == v1::START_MODE_FRESH || spec.start().mode() == v1::START_MODE_UNSPECIFIED;
   if (fresh && !spec.start().checkpoint_id().empty()) {
-    wrong.push_back({"spec.start.checkpoint_id", fmt::format("'{}' has no meaning for a fresh start; use --start resume (same run) or "
-                                                             "--start fork (new run)", spec.start().checkpoint_id())});
+    wrong.push_back(
+        {"spec.start.checkpoint_id", fmt::format("'{}' has no meaning for a fresh start; use --start resume (same run) or "
+                                                 "--start fork (new run)",
+                                                 spec.start().checkpoint_id())});
   }
   if (spec.start().weights_only() && spec.start().mode() != v1::START_MODE_FORK) {
     wrong.push_back({"spec.start.weights_only", "is for --start fork only"});
@@ -108,11 +110,14 @@ absl::Status FromPreflight(const v1::PreflightResult& result) {
 }  // namespace
 
 Submitter::Submitter(Options options, RecipeSource recipes, Controller* controller, Store* store)
-    : options_(std::move(options)), recipes_(std::move(recipes)), controller_(controller), store_(store),
+    : options_(std::move(options)),
+      recipes_(std::move(recipes)),
+      controller_(controller),
+      store_(store),
       node_deadline_(std::chrono::steady_clock::now() + options_.node_wait) {}
 
 void Submitter::Submit(const v1::CreateJobRequest& request, Answer answer) {
-  if (!controller_->PreflightNode(1, v1::DEVICE_UNSPECIFIED)) {
+  if (!controller_->PreflightNode(v1::DEVICE_UNSPECIFIED)) {
     std::lock_guard lock(mutex_);
     if (std::chrono::steady_clock::now() < node_deadline_) {
       waiting_for_node_.emplace_back(request, std::move(answer));
@@ -127,7 +132,7 @@ void Submitter::Tick() {
   {
     std::lock_guard lock(mutex_);
     if (waiting_for_node_.empty()) return;
-    const bool node = controller_->PreflightNode(1, v1::DEVICE_UNSPECIFIED).has_value();
+    const bool node = controller_->PreflightNode(v1::DEVICE_UNSPECIFIED).has_value();
     if (!node && std::chrono::steady_clock::now() < node_deadline_) return;
     released.swap(waiting_for_node_);
   }
@@ -185,7 +190,8 @@ absl::StatusOr<Submitter::Twin> Submitter::FindTwin(const v1::CreateJobRequest& 
   return Twin::kWaits;
 }
 
-void Submitter::Reply(const std::string& request_id, const Answer& answer, const absl::StatusOr<v1::CreateJobResponse>& response) {
+void Submitter::Reply(const std::string& request_id, const Answer& answer,
+                      const absl::StatusOr<v1::CreateJobResponse>& response) {
   std::vector<Answer> waiting;
   if (!request_id.empty()) {
     std::lock_guard lock(mutex_);
@@ -205,16 +211,9 @@ absl::StatusOr<Submitter::Draft> Submitter::Check(const v1::CreateJobRequest& re
   v1::Job& job = draft.job;
   *job.mutable_spec() = request.spec();
   job.mutable_spec()->set_kind(v1::JOB_KIND_PRETRAIN);
+  job.mutable_spec()->clear_owner();  // Nobody is authenticated yet, so nobody's word is taken for it.
   if (job.spec().priority() == 0) job.mutable_spec()->set_priority(kDefaultPriority);
   const v1::JobSpec& spec = job.spec();
-  recipes::ResolveRequest resolve;
-  resolve.recipe = spec.recipe();
-  resolve.config_yaml = spec.config_yaml();
-  resolve.overrides.assign(spec.overrides().begin(), spec.overrides().end());
-  resolve.ranks = spec.ranks();
-  resolve.kind = spec.kind();
-  MB_ASSIGN_OR_RETURN(*job.mutable_resolved(), recipes_.resolve(resolve));
-
   job.set_run_name(spec.run_name());
   if (job.run_name().empty() && spec.start().mode() == v1::START_MODE_RESUME && !spec.start().checkpoint_id().empty()) {
     MB_ASSIGN_OR_RETURN(const v1::Checkpoint source, store_->GetCheckpoint(spec.start().checkpoint_id()));
@@ -222,13 +221,22 @@ absl::StatusOr<Submitter::Draft> Submitter::Check(const v1::CreateJobRequest& re
   }
   if (job.run_name().empty()) {
     if (spec.start().mode() == v1::START_MODE_RESUME) {
-      return InvalidFields(v1::REASON_INVALID_REQUEST, {{"spec.run_name", "a resume needs the run: --name RUN or --from CHECKPOINT"}});
+      return InvalidFields(v1::REASON_INVALID_REQUEST,
+                           {{"spec.run_name", "a resume needs the run: --name RUN or --from CHECKPOINT"}});
     }
     job.set_run_name(NewRunName());
   }
-  MB_RETURN_IF_ERROR(CheckPaths(&draft));
   MB_ASSIGN_OR_RETURN(const std::string source, controller_->CheckStart(spec.start(), job.run_name()));
   job.mutable_spec()->mutable_start()->set_checkpoint_id(source);
+
+  recipes::ResolveRequest resolve;
+  resolve.recipe = spec.recipe();
+  resolve.config_yaml = spec.config_yaml();
+  resolve.overrides.assign(spec.overrides().begin(), spec.overrides().end());
+  resolve.ranks = spec.ranks();
+  resolve.kind = spec.kind();
+  MB_ASSIGN_OR_RETURN(*job.mutable_resolved(), recipes_.resolve(resolve));
+  MB_RETURN_IF_ERROR(CheckPaths(&draft));
   MB_RETURN_IF_ERROR(CheckSize(draft));
   job.set_job_id(NewJobId(std::chrono::system_clock::now()));
   return draft;
@@ -238,10 +246,12 @@ absl::Status Submitter::CheckPaths(Draft* draft) const {
   v1::Job& job = draft->job;
   std::vector<FieldViolation> outside;
   std::string root = options_.checkpoint_roots.front();
-  if (const std::string save = ValueOf(job.resolved(), "checkpoint.save"); !save.empty()) {
+  if (const std::string& save = job.resolved().config().checkpoint().save(); !save.empty()) {
     if (!BeneathOne(save, options_.checkpoint_roots)) {
-      outside.push_back({"checkpoint.save", fmt::format("{} is not in a checkpoint root of the coordinator ({}); leave it out or choose a "
-                                                        "path there", save, Join(options_.checkpoint_roots))});
+      outside.push_back(
+          {"checkpoint.save", fmt::format("{} is not in a checkpoint root of the coordinator ({}); leave it out or choose a "
+                                          "path there",
+                                          save, Join(options_.checkpoint_roots))});
     }
     root = save;
   }
@@ -249,7 +259,8 @@ absl::Status Submitter::CheckPaths(Draft* draft) const {
   if (!options_.data_roots.empty()) {
     for (const std::string& prefix : job.resolved().config().dataset().blend().prefixes()) {
       if (BeneathOne(prefix, options_.data_roots)) continue;
-      outside.push_back({"dataset.blend", fmt::format("{} is not in a data root of the coordinator ({})", prefix, Join(options_.data_roots))});
+      outside.push_back(
+          {"dataset.blend", fmt::format("{} is not in a data root of the coordinator ({})", prefix, Join(options_.data_roots))});
     }
   }
   if (outside.empty()) return absl::OkStatus();
@@ -259,14 +270,15 @@ absl::Status Submitter::CheckPaths(Draft* draft) const {
 absl::Status Submitter::CheckSize(const Draft& draft) const {
   const int ranks = std::max(1, draft.job.resolved().ranks());
   if (const std::string never = controller_->WhyNeverFits(ranks, draft.job.spec().device()); !never.empty()) {
-    return MakeStatus(absl::StatusCode::kFailedPrecondition, v1::REASON_NOT_ENOUGH_RESOURCES, never + "; use fewer --ranks or connect more nodes");
+    return MakeStatus(absl::StatusCode::kFailedPrecondition, v1::REASON_NOT_ENOUGH_RESOURCES,
+                      never + "; use fewer --ranks or connect more nodes");
   }
   return absl::OkStatus();
 }
 
 void Submitter::Preflight(Draft draft, Answer answer) {
   const int ranks = std::max(1, draft.job.resolved().ranks());
-  const auto node = controller_->PreflightNode(ranks, draft.job.spec().device());
+  const auto node = controller_->PreflightNode(draft.job.spec().device());
   if (!node) {
     draft.notes.push_back("no node is connected: data, memory and disk are checked when the job starts");
     const std::string request_id = draft.request_id;
@@ -291,25 +303,29 @@ void Submitter::Preflight(Draft draft, Answer answer) {
   *task.mutable_preflight()->mutable_spec() = MakeRankSpec(draft.job, attempt, attempt.placement(0), draft.job.resolved(),
                                                            source ? &*source : nullptr, options_.build_id);
   auto shared = std::make_shared<Draft>(std::move(draft));
-  controller_->RunTask(node->node_id(), std::move(task), options_.preflight_timeout,
-                       [this, shared, answer = std::move(answer)](const absl::StatusOr<v1::TaskResult>& result) {
-    const std::string request_id = shared->request_id;
-    if (result.ok()) {
-      v1::PreflightResult preflight = result->preflight();
-      for (auto& problem : *preflight.mutable_problems()) {
-        const std::string& from = shared->job.spec().start().checkpoint_id();
-        if (problem.reason() != v1::REASON_CHECKPOINT_CORRUPT || from.empty()) continue;
-        problem.set_description(problem.description() + "; " + controller_->RecordCorruption(from, problem.description()));
-      }
-      if (absl::Status problems = FromPreflight(preflight); !problems.ok()) return Reply(request_id, answer, problems);
-      for (const std::string& fact : result->preflight().facts()) shared->notes.push_back(fact);
-    }
-    if (!result.ok() || !result->ok()) {
-      shared->notes.push_back(fmt::format("the preflight gave no answer ({}): data, memory and disk are checked when the job starts",
-                                          result.ok() ? result->detail() : std::string(result.status().message())));
-    }
-    Reply(request_id, answer, Finish(std::move(*shared)));
-  });
+  controller_->RunTask(
+      node->node_id(), std::move(task), options_.preflight_timeout,
+      [this, shared, answer = std::move(answer)](const absl::StatusOr<v1::TaskResult>& result) {
+        const std::string request_id = shared->request_id;
+        if (result.ok()) {
+          v1::PreflightResult preflight = result->preflight();
+          for (auto& problem : *preflight.mutable_problems()) {
+            const std::string& from = shared->job.spec().start().checkpoint_id();
+            if (problem.reason() != v1::REASON_CHECKPOINT_CORRUPT || from.empty()) continue;
+            problem.set_description(problem.description() + "; " + controller_->RecordCorruption(from, problem.description()));
+          }
+          if (absl::Status problems = FromPreflight(preflight); !problems.ok()) return Reply(request_id, answer, problems);
+          if (shared->validate_only) {
+            for (const std::string& fact : result->preflight().facts()) shared->notes.push_back(fact);
+          }
+        }
+        if (!result.ok() || !result->ok()) {
+          shared->notes.push_back(
+              fmt::format("the preflight gave no answer ({}): data, memory and disk are checked when the job starts",
+                          result.ok() ? result->detail() : std::string(result.status().message())));
+        }
+        Reply(request_id, answer, Finish(std::move(*shared)));
+      });
 }
 
 absl::StatusOr<v1::CreateJobResponse> Submitter::Finish(Draft draft) const {

@@ -1,6 +1,6 @@
 // From a CreateJob request to a job: all checks of a submit, in one place.
 //
-// Order: request fields -> request id -> kind -> configuration -> run name and paths -> start mode -> size -> preflight
+// Order: request fields -> request id -> kind -> run name and start mode -> configuration -> paths -> size -> preflight
 // on a node -> stored. validate_only does the same and stops before the last step. A repeated request id waits for the
 // first request and gets the same answer; only successes are remembered. Thread-safe.
 #pragma once

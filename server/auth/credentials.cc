@@ -40,7 +40,7 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> CredentialsFor(const st
         "--listen {} can be reached from other machines, so it needs --tls-cert and --tls-key; or listen on 127.0.0.1", address));
   }
   grpc::SslServerCredentialsOptions options(files.client_ca.empty() ? GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE
-                                                                     : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+                                                                    : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
   grpc::SslServerCredentialsOptions::PemKeyCertPair pair;
   MB_ASSIGN_OR_RETURN(pair.private_key, ReadPem(files.key));
   MB_ASSIGN_OR_RETURN(pair.cert_chain, ReadPem(files.certificate));

@@ -61,7 +61,8 @@ absl::StatusOr<pid_t> StartLocalAgent(const LocalAgentOptions& options) {
         "{} is not an executable program; name the agent with --agent-program, or start none with --no-local-agent", program));
   }
   const std::string log = options.directory + "/agent.log";
-  const char* argv[] = {program.c_str(), "--coordinator", options.coordinator.c_str(), "--state-dir", options.directory.c_str(), nullptr};
+  const char* argv[] = {program.c_str(), "--coordinator",           options.coordinator.c_str(),
+                        "--state-dir",   options.directory.c_str(), nullptr};
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);

@@ -1,11 +1,11 @@
 // mbcoordinator: flags, signals, the local agent. The service itself is server/api/server.h.
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <signal.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cstdio>
@@ -43,8 +43,10 @@ std::string DefaultStateDirectory() {
 void Define(CLI::App* app, Flags* flags) {
   app->description("The training service: takes jobs, places them on nodes and keeps every fact about them.");
   app->set_version_flag("--version", VersionLine("mbcoordinator"));
-  app->add_option("--state-dir", flags->state_directory, "Store, logs and local socket (env MB_STATE_DIR)")->capture_default_str();
-  app->add_option("--listen", flags->listen, "HOST:PORT or unix:PATH, may be repeated [127.0.0.1:7070]; unix:STATE/coordinator.sock always");
+  app->add_option("--state-dir", flags->state_directory, "Store, logs and local socket (env MB_STATE_DIR)")
+      ->capture_default_str();
+  app->add_option("--listen", flags->listen,
+                  "HOST:PORT or unix:PATH, may be repeated [127.0.0.1:7070]; unix:STATE/coordinator.sock always");
   app->add_option("--metrics-listen", flags->metrics_listen, "HOST:PORT of /metrics, or none")->capture_default_str();
   app->add_option("--checkpoint-root", flags->checkpoint_roots, "Directory in which runs may save, may be repeated [STATE/runs]");
   app->add_option("--data-root", flags->data_roots, "Directory in which training data may lie, may be repeated [anywhere]");
@@ -54,7 +56,8 @@ void Define(CLI::App* app, Flags* flags) {
   app->add_option("--tls-key", flags->tls.key, "Its key (PEM)");
   app->add_option("--tls-client-ca", flags->tls.client_ca, "Clients must show a certificate signed by this one (PEM)");
   app->add_option("--log-level", flags->log_level, "trace, debug, info, warn, error")
-      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error"}))->capture_default_str();
+      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error"}))
+      ->capture_default_str();
 }
 
 int Refuse(const absl::Status& status) {

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cctype>
 #include <mutex>
 #include <set>
@@ -50,7 +51,8 @@ std::string Label(v1::NodeState state) { return Lower(v1::NodeState_Name(state),
 std::string Label(v1::Reason reason) { return Lower(v1::Reason_Name(reason), "REASON_"); }
 
 constexpr std::array kLiveStates = {v1::JOB_STATE_QUEUED, v1::JOB_STATE_STARTING, v1::JOB_STATE_RUNNING, v1::JOB_STATE_STOPPING};
-constexpr std::array kNodeStates = {v1::NODE_STATE_READY, v1::NODE_STATE_DRAINED, v1::NODE_STATE_UNREACHABLE, v1::NODE_STATE_LOST};
+constexpr std::array kNodeStates = {v1::NODE_STATE_READY, v1::NODE_STATE_DRAINED, v1::NODE_STATE_UNREACHABLE,
+                                    v1::NODE_STATE_LOST};
 
 // A gauge of the newest training point, and how to read it off.
 struct TrainGauge {
@@ -63,10 +65,14 @@ const TrainGauge kTrainGauges[] = {
     {"mb_train_learning_rate", "Learning rate of a live job", [](const v1::MetricPoint& p) { return p.learning_rate(); }},
     {"mb_train_grad_norm", "Gradient norm before clipping of a live job", [](const v1::MetricPoint& p) { return p.grad_norm(); }},
     {"mb_train_step", "Newest iteration of a live job", [](const v1::MetricPoint& p) { return double(p.step()); }},
-    {"mb_train_step_seconds", "Seconds an iteration of a live job", [](const v1::MetricPoint& p) { return p.elapsed_ms_per_iteration() / 1e3; }},
-    {"mb_train_tokens_per_second", "Tokens a second of a live job", [](const v1::MetricPoint& p) { return p.tokens_per_second(); }},
-    {"mb_train_tokens", "Tokens consumed by the run of a live job", [](const v1::MetricPoint& p) { return double(p.consumed_tokens()); }},
-    {"mb_train_skipped_steps", "Skipped iterations in the newest interval of a live job", [](const v1::MetricPoint& p) { return double(p.skipped_iterations()); }},
+    {"mb_train_step_seconds", "Seconds an iteration of a live job",
+     [](const v1::MetricPoint& p) { return p.elapsed_ms_per_iteration() / 1e3; }},
+    {"mb_train_tokens_per_second", "Tokens a second of a live job",
+     [](const v1::MetricPoint& p) { return p.tokens_per_second(); }},
+    {"mb_train_tokens", "Tokens consumed by the run of a live job",
+     [](const v1::MetricPoint& p) { return double(p.consumed_tokens()); }},
+    {"mb_train_skipped_steps", "Skipped iterations in the newest interval of a live job",
+     [](const v1::MetricPoint& p) { return double(p.skipped_iterations()); }},
 };
 constexpr size_t kTrainGaugeCount = std::size(kTrainGauges);
 
@@ -79,24 +85,28 @@ struct ServiceMetrics::Impl {
   Family<Gauge>& jobs = GaugeFamily(*registry, "mb_jobs", "Live jobs by state");
   Family<Counter>& submitted = CounterFamily(*registry, "mb_jobs_submitted_total", "Jobs created");
   Family<Counter>& finished = CounterFamily(*registry, "mb_jobs_finished_total", "Jobs that reached a terminal state");
-  Family<Counter>& restarts = CounterFamily(*registry, "mb_worker_restarts_total", "New attempts by the reason that ended the last one");
+  Family<Counter>& restarts =
+      CounterFamily(*registry, "mb_worker_restarts_total", "New attempts by the reason that ended the last one");
   Histogram& queue_wait = OneHistogram(*registry, "mb_job_queue_wait_seconds", "From submit to the first placement",
                                        {0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400, 86400});
   Family<Counter>& checkpoint_count = CounterFamily(*registry, "mb_checkpoints_committed_total", "Checkpoints committed");
   Family<Counter>& checkpoint_bytes = CounterFamily(*registry, "mb_checkpoint_bytes_total", "Bytes of committed checkpoints");
-  Family<Counter>& checkpoint_failures = CounterFamily(*registry, "mb_checkpoint_failures_total", "Attempts that a checkpoint ended");
-  Family<Gauge>& last_commit = GaugeFamily(*registry, "mb_checkpoint_last_commit_timestamp_seconds", "Newest commit of a live job");
+  Family<Counter>& checkpoint_failures =
+      CounterFamily(*registry, "mb_checkpoint_failures_total", "Attempts that a checkpoint ended");
+  Family<Gauge>& last_commit =
+      GaugeFamily(*registry, "mb_checkpoint_last_commit_timestamp_seconds", "Newest commit of a live job");
   Family<Gauge>& node_state = GaugeFamily(*registry, "mb_node_state", "1 for the state that a node is in");
   Family<Gauge>& gpus = GaugeFamily(*registry, "mb_gpus", "GPUs of a node by use");
   Family<Gauge>& heartbeat_age = GaugeFamily(*registry, "mb_worker_heartbeat_age_seconds", "Since the last report of a node");
   Histogram& store_write = OneHistogram(*registry, "mb_store_write_seconds", "A synced write of the store",
                                         {0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 30});
-  Histogram& schedule_pass = OneHistogram(*registry, "mb_schedule_pass_duration_seconds", "One pass of the scheduler",
-                                          {0.0001, 0.001, 0.01, 0.1, 1});
+  Histogram& schedule_pass =
+      OneHistogram(*registry, "mb_schedule_pass_duration_seconds", "One pass of the scheduler", {0.0001, 0.001, 0.01, 0.1, 1});
   Family<Gauge>& streams = GaugeFamily(*registry, "mb_watch_streams", "Open streams");
   Family<Counter>& dropped = CounterFamily(*registry, "mb_watch_dropped_total", "Progress events left out for slow readers");
   Family<Counter>& handled = CounterFamily(*registry, "grpc_server_handled_total", "Finished calls");
 
+  std::atomic<int> open_calls{0};
   std::mutex mutex;  // Guards the members below; a removed gauge must not be set any more.
   std::vector<Family<Gauge>*> train_families;
   struct JobGauges {
@@ -129,7 +139,8 @@ absl::Status ServiceMetrics::Serve(const std::string& address) {
   } catch (const std::exception& error) {
     return MakeStatus(absl::StatusCode::kUnavailable, v1::REASON_PORT_IN_USE,
                       fmt::format("cannot serve metrics on {} ({}); stop the process that uses the address, choose another "
-                                  "--metrics-listen, or turn metrics off with --metrics-listen none", address, error.what()));
+                                  "--metrics-listen, or turn metrics off with --metrics-listen none",
+                                  address, error.what()));
   }
   return absl::OkStatus();
 }
@@ -185,9 +196,12 @@ void ServiceMetrics::CheckpointCommitted(const v1::Checkpoint& checkpoint) {
   gauges->last_commit->Set(static_cast<double>(checkpoint.commit_time().seconds()));
 }
 
-void ServiceMetrics::CheckpointFailed(v1::Reason reason) { impl_->checkpoint_failures.Add({{"reason", Label(reason)}}).Increment(); }
+void ServiceMetrics::CheckpointFailed(v1::Reason reason) {
+  impl_->checkpoint_failures.Add({{"reason", Label(reason)}}).Increment();
+}
 
-void ServiceMetrics::SetNode(const std::string& node_id, v1::NodeState state, int gpus, int gpus_used, double report_age_seconds) {
+void ServiceMetrics::SetNode(const std::string& node_id, v1::NodeState state, int gpus, int gpus_used,
+                             double report_age_seconds) {
   for (const v1::NodeState each : kNodeStates) {
     impl_->node_state.Add({{"node", node_id}, {"state", Label(each)}}).Set(each == state ? 1 : 0);
   }
@@ -205,7 +219,11 @@ void ServiceMetrics::StreamClosed(const std::string& type, int64_t dropped_progr
   if (dropped_progress > 0) impl_->dropped.Add({}).Increment(static_cast<double>(dropped_progress));
 }
 
+void ServiceMetrics::CallStarted() { ++impl_->open_calls; }
+int ServiceMetrics::open_calls() const { return impl_->open_calls; }
+
 void ServiceMetrics::GrpcHandled(const std::string& method, const std::string& code) {
+  --impl_->open_calls;
   impl_->handled.Add({{"method", method}, {"code", code}}).Increment();
 }
 

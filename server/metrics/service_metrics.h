@@ -49,7 +49,9 @@ class ServiceMetrics {
   void SchedulePass(double seconds);
   void StreamOpened(const std::string& type);
   void StreamClosed(const std::string& type, int64_t dropped_progress);
-  void GrpcHandled(const std::string& method, const std::string& code);
+  void CallStarted();
+  void GrpcHandled(const std::string& method, const std::string& code);  // Ends what CallStarted began.
+  int open_calls() const;
 
  private:
   struct Impl;

@@ -37,7 +37,8 @@ void Controller::State::CommitCheckpoint(const v1::Job& job, int32_t attempt, co
   // Another attempt, or another job that resumed the run, wrote this step before: both stay.
   const std::string base = id;
   for (int number = std::max(attempt, 2); auto other = known(id); ++number) {
-    if (other->job_id() == job.job_id() && other->attempt() == attempt && other->path() == checkpoint.path()) return;  // Comes again.
+    if (other->job_id() == job.job_id() && other->attempt() == attempt && other->path() == checkpoint.path())
+      return;  // Comes again.
     id = fmt::format("{}.{}", base, number);
   }
   checkpoint.set_checkpoint_id(id);
@@ -57,7 +58,8 @@ void Controller::State::CommitCheckpoint(const v1::Job& job, int32_t attempt, co
 }
 
 // Adds the marked row to the transition. Returns what to offer instead.
-std::string Controller::State::MarkCorrupt(const std::string& checkpoint_id, const std::string& detail, Transition* transition) const {
+std::string Controller::State::MarkCorrupt(const std::string& checkpoint_id, const std::string& detail,
+                                           Transition* transition) const {
   auto checkpoint = store->GetCheckpoint(checkpoint_id);
   if (!checkpoint.ok() || checkpoint->state() != v1::CHECKPOINT_STATE_COMMITTED) return {};
   checkpoint->set_state(v1::CHECKPOINT_STATE_CORRUPT);
@@ -95,14 +97,12 @@ std::string Controller::State::UserOf(const std::string& checkpoint_id) const {
 // checkpoint.most_recent_k: keeps the newest k that are not pinned. Never fewer than one; never one that a live job
 // starts from.
 void Controller::State::ApplyRetention(const v1::Job& job) {
-  const auto resolved = store->GetResolved(job.job_id());
-  if (!resolved.ok()) return;
-  const int keep = std::atoi(ValueOf(*resolved, "checkpoint.most_recent_k").c_str());
+  const int64_t keep = job.resolved().config().checkpoint().most_recent_k();
   if (keep <= 0) return;
   auto checkpoints = store->ListCheckpoints(job.run_name());
   if (!checkpoints.ok()) return;
   std::erase_if(*checkpoints, [](const v1::Checkpoint& c) { return c.state() != v1::CHECKPOINT_STATE_COMMITTED || c.pinned(); });
-  if (static_cast<int>(checkpoints->size()) <= keep) return;
+  if (static_cast<int64_t>(checkpoints->size()) <= keep) return;
   checkpoints->resize(checkpoints->size() - static_cast<size_t>(keep));
   std::erase_if(*checkpoints, [this](const v1::Checkpoint& c) { return !UserOf(c.checkpoint_id()).empty(); });
   if (const absl::Status started = StartDeletion(std::move(*checkpoints)); !started.ok()) {
@@ -156,8 +156,9 @@ absl::StatusOr<v1::Checkpoint> Controller::PinCheckpoint(const std::string& id, 
   Section section(*state_);
   MB_ASSIGN_OR_RETURN(v1::Checkpoint checkpoint, state_->store->GetCheckpoint(id));
   if (!etag.empty() && etag != checkpoint.etag()) {
-    return MakeStatus(absl::StatusCode::kAborted, v1::REASON_ETAG_MISMATCH,
-                      fmt::format("checkpoint {} has etag {}, the request was for {}; read it again", id, checkpoint.etag(), etag));
+    return MakeStatus(
+        absl::StatusCode::kAborted, v1::REASON_ETAG_MISMATCH,
+        fmt::format("checkpoint {} has etag {}, the request was for {}; read it again", id, checkpoint.etag(), etag));
   }
   if (checkpoint.state() != v1::CHECKPOINT_STATE_COMMITTED && checkpoint.state() != v1::CHECKPOINT_STATE_CORRUPT) {
     return MakeStatus(absl::StatusCode::kNotFound, v1::REASON_CHECKPOINT_NOT_FOUND, fmt::format("checkpoint {} was deleted", id));
@@ -179,14 +180,13 @@ absl::StatusOr<v1::Checkpoint> Controller::DeleteCheckpoint(const std::string& i
   const auto in_use = [](const std::string& text) {
     return MakeStatus(absl::StatusCode::kFailedPrecondition, v1::REASON_CHECKPOINT_IN_USE, text);
   };
-  if (checkpoint.pinned()) return in_use(fmt::format("checkpoint {} is pinned; `mbctl ckpt pin --unpin {}` first", id, id));
+  if (checkpoint.pinned()) return in_use(fmt::format("checkpoint {} is pinned; `mbctl ckpt unpin {}` first", id, id));
   if (const std::string user = state_->UserOf(id); !user.empty()) {
     return in_use(fmt::format("job {} starts from checkpoint {}", user, id));
   }
   MB_ASSIGN_OR_RETURN(const auto of_run, state_->store->ListCheckpoints(checkpoint.run_name()));
-  const auto committed = std::count_if(of_run.begin(), of_run.end(), [](const v1::Checkpoint& c) {
-    return c.state() == v1::CHECKPOINT_STATE_COMMITTED;
-  });
+  const auto committed = std::count_if(of_run.begin(), of_run.end(),
+                                       [](const v1::Checkpoint& c) { return c.state() == v1::CHECKPOINT_STATE_COMMITTED; });
   if (committed <= 1 && checkpoint.state() == v1::CHECKPOINT_STATE_COMMITTED && !force) {
     return in_use(fmt::format("checkpoint {} is the last one of run {}; --force deletes it", id, checkpoint.run_name()));
   }

@@ -322,12 +322,15 @@ absl::StatusOr<std::string> Controller::State::CheckStart(const v1::StartSpec& s
     return MakeStatus(absl::StatusCode::kFailedPrecondition, v1::REASON_RUN_HAS_CHECKPOINTS,
                       fmt::format("run {} has checkpoints already: {}. To go on from the last one: `mbctl resume {} --from {}`. "
                                   "To start another run from it: `mbctl submit --start fork --from {} --name NEW ...`. Or choose "
-                                  "another --name", run_name, names, last.job_id(), last.checkpoint_id(), last.checkpoint_id()));
+                                  "another --name",
+                                  run_name, names, last.job_id(), last.checkpoint_id(), last.checkpoint_id()));
   }
   if (start.mode() != v1::START_MODE_RESUME && start.mode() != v1::START_MODE_FORK) return std::string();
   if (start.checkpoint_id().empty()) {
     if (start.mode() == v1::START_MODE_FORK) {
-      return InvalidFields(v1::REASON_INVALID_REQUEST, {{"start.checkpoint_id", "a fork needs the checkpoint to start from: --from CHECKPOINT; `mbctl ckpt ls` lists them"}});
+      return InvalidFields(
+          v1::REASON_INVALID_REQUEST,
+          {{"start.checkpoint_id", "a fork needs the checkpoint to start from: --from CHECKPOINT; `mbctl ckpt ls` lists them"}});
     }
     if (!checkpoints.empty()) return checkpoints.back().checkpoint_id();
     return MakeStatus(absl::StatusCode::kNotFound, v1::REASON_CHECKPOINT_NOT_FOUND,
@@ -335,9 +338,10 @@ absl::StatusOr<std::string> Controller::State::CheckStart(const v1::StartSpec& s
   }
   MB_ASSIGN_OR_RETURN(const v1::Checkpoint wanted, store->GetCheckpoint(start.checkpoint_id()));
   if (start.mode() == v1::START_MODE_RESUME && wanted.run_name() != run_name) {
-    return InvalidFields(v1::REASON_INVALID_REQUEST,
-                         {{"start.checkpoint_id", fmt::format("{} is of run {}, not of {}; use --start fork to start another run from it",
-                                                              wanted.checkpoint_id(), wanted.run_name(), run_name)}});
+    return InvalidFields(
+        v1::REASON_INVALID_REQUEST,
+        {{"start.checkpoint_id", fmt::format("{} is of run {}, not of {}; use --start fork to start another run from it",
+                                             wanted.checkpoint_id(), wanted.run_name(), run_name)}});
   }
   if (wanted.state() == v1::CHECKPOINT_STATE_COMMITTED) return wanted.checkpoint_id();
   if (wanted.state() == v1::CHECKPOINT_STATE_CORRUPT) {

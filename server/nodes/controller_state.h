@@ -14,22 +14,22 @@ namespace mbridge::server {
 
 // An attempt's share on one node.
 struct NodePart {
-  bool reported = false;  // The agent has said that it knows the attempt.
-  bool drained = false;   // Every rank ended and everything was delivered.
+  bool reported = false;                                  // The agent has said that it knows the attempt.
+  bool drained = false;                                   // Every rank ended and everything was delivered.
   v1::DesiredState told = v1::DESIRED_STATE_UNSPECIFIED;  // The last order given.
 };
 
 struct LiveJob {
   v1::Job job;  // As stored, without resolved.values.
   Monotonic queued_since;
-  Monotonic not_before;                       // End of the back-off.
-  std::optional<Monotonic> started;           // First attempt, for the wall-time limit.
-  std::optional<Monotonic> kill_at;           // End of the grace of a stop.
+  Monotonic not_before;              // End of the back-off.
+  std::optional<Monotonic> started;  // First attempt, for the wall-time limit.
+  std::optional<Monotonic> kill_at;  // End of the grace of a stop.
   // Of the current attempt:
-  std::map<std::string, NodePart> parts;      // By node.
-  uint64_t acknowledged = 0;                  // Records stored.
-  std::optional<Monotonic> bad_end;           // First bad end of a rank.
-  bool only_symptoms = false;                 // No root cause among the bad ends yet.
+  std::map<std::string, NodePart> parts;  // By node.
+  uint64_t acknowledged = 0;              // Records stored.
+  std::optional<Monotonic> bad_end;       // First bad end of a rank.
+  bool only_symptoms = false;             // No root cause among the bad ends yet.
   std::set<int> killed_by_us;
   struct Rendezvous {
     std::string node_id, value;
@@ -39,9 +39,9 @@ struct LiveJob {
 
 struct PendingTask {
   v1::NodeTask task;
-  Controller::TaskCallback callback;      // Null for outbox work.
+  Controller::TaskCallback callback;  // Null for outbox work.
   std::optional<Monotonic> deadline;
-  Monotonic not_before;                   // A failed deletion is tried again later.
+  Monotonic not_before;  // A failed deletion is tried again later.
 };
 
 struct NodeEntry {
@@ -63,7 +63,7 @@ struct Change {
   LiveJob* live = nullptr;
   v1::Job job;
   Transition transition;
-  std::optional<Verdict> ended;              // The current attempt is over.
+  std::optional<Verdict> ended;  // The current attempt is over.
   std::vector<v1::Checkpoint> committed;
   std::optional<v1::MetricPoint> progress;
 };
@@ -100,7 +100,7 @@ struct Controller::State {
   void SetState(Change* change, v1::JobState state, v1::Reason reason, const std::string& detail) const;
   void AddEvent(Change* change, v1::EventKind kind, const std::string& detail, const std::string& checkpoint_id = "") const;
   void EndAttempt(Change* change, Cause cause) const;  // Sets `ended` and the job's next state.
-  absl::Status Apply(Change change);                          // Commits; `live` may be gone afterwards.
+  absl::Status Apply(Change change);                   // Commits; `live` may be gone afterwards.
   absl::StatusOr<std::string> CheckStart(const v1::StartSpec& start, const std::string& run_name) const;
   absl::Status Stop(LiveJob& job, bool kill, v1::Reason why, const std::string& detail);
 

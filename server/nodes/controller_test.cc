@@ -52,7 +52,8 @@ class FakeAgent {
     auto answer = controller.Sync(request);
     EXPECT_TRUE(answer.ok()) << answer.status();
     for (const auto& order : answer->response.orders()) Obey(order);
-    for (const auto& id : answer->response.acknowledged_results()) std::erase_if(results, [&](const auto& r) { return r.task_id() == id; });
+    for (const auto& id : answer->response.acknowledged_results())
+      std::erase_if(results, [&](const auto& r) { return r.task_id() == id; });
     tasks.assign(answer->response.tasks().begin(), answer->response.tasks().end());
     return std::move(answer).value();
   }
@@ -107,7 +108,8 @@ class FakeAgent {
     end->set_reason(reason);
     end->set_signal(signal);
     end->set_exit_code(reason == v1::REASON_COMPLETED ? 0 : 1);
-    if (attempt.report.rank_ends_size() == static_cast<int>(attempt.specs.size())) attempt.report.set_phase(v1::ATTEMPT_PHASE_ENDED);
+    if (attempt.report.rank_ends_size() == static_cast<int>(attempt.specs.size()))
+      attempt.report.set_phase(v1::ATTEMPT_PHASE_ENDED);
   }
 
   std::map<std::pair<std::string, int32_t>, Attempt> attempts;
@@ -166,7 +168,8 @@ class ControllerTest : public ::testing::Test {
   v1::JobState State(const std::string& job_id) { return Get(job_id).state(); }
   std::vector<int64_t> Sequences(const std::string& job_id) {
     std::vector<int64_t> sequences;
-    for (const auto& event : *store_->ListEvents(job_id, 0, 1000)) sequences.push_back(event.sequence());
+    const auto events = store_->ListEvents(job_id, 0, 1000);
+    for (const auto& event : *events) sequences.push_back(event.sequence());
     return sequences;
   }
   // A job with its attempt running and reported.
@@ -309,7 +312,8 @@ TEST_F(ControllerTest, ATerminalStateIsNeverOverwritten) {
   EXPECT_EQ(Get(job).reason(), v1::REASON_NAN_LOSS);
   EXPECT_EQ(Get(job).event_sequence(), sequence);
   EXPECT_EQ(store_->ListCheckpoints("")->size(), 1u) << "a durable checkpoint is worth keeping";
-  EXPECT_EQ(controller_->StopJob(job, false, v1::REASON_CANCELLED_BY_USER).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(controller_->StopJob(job, false, v1::REASON_CANCELLED_BY_USER).status().code(),
+            absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_F(ControllerTest, AnOlderAttemptIsFencedOff) {
@@ -449,11 +453,8 @@ TEST_F(ControllerTest, TheWallTimeLimitEndsAJob) {
 
 TEST_F(ControllerTest, RetentionComesAfterTheCommitAndKeepsPins) {
   agent_.Sync(*controller_);
-  const std::string job = Submit("run", 1, [](v1::Job& j) {
-    auto* value = j.mutable_resolved()->add_values();
-    value->set_key("checkpoint.most_recent_k");
-    value->set_value("2");
-  });
+  const std::string job =
+      Submit("run", 1, [](v1::Job& j) { j.mutable_resolved()->mutable_config()->mutable_checkpoint()->set_most_recent_k(2); });
   agent_.Sync(*controller_);
   agent_.Started(job);
   agent_.Saved(job, 1);
@@ -506,14 +507,16 @@ TEST_F(ControllerTest, StartModesAreExplicit) {
   EXPECT_EQ(*controller_->CheckStart(start(v1::START_MODE_FORK, "run@5"), "other"), "run@5");
   EXPECT_EQ(*controller_->CheckStart({}, "other"), "");
   EXPECT_EQ(ReasonOf(controller_->CheckStart(start(v1::START_MODE_RESUME), "other").status()), v1::REASON_CHECKPOINT_NOT_FOUND);
-  EXPECT_EQ(ReasonOf(controller_->CheckStart(start(v1::START_MODE_RESUME, "run@6"), "run").status()), v1::REASON_CHECKPOINT_NOT_FOUND);
+  EXPECT_EQ(ReasonOf(controller_->CheckStart(start(v1::START_MODE_RESUME, "run@6"), "run").status()),
+            v1::REASON_CHECKPOINT_NOT_FOUND);
   EXPECT_FALSE(controller_->CheckStart(start(v1::START_MODE_RESUME, "run@5"), "other").ok());
 
   v1::TaskResult bad;
   bad.set_reason(v1::REASON_CHECKPOINT_CORRUPT);
   bad.set_detail("tensor x of shard 0");
   ASSERT_TRUE(controller_->RecordVerification("run@5", bad).ok());
-  EXPECT_EQ(ReasonOf(controller_->CheckStart(start(v1::START_MODE_RESUME, "run@5"), "run").status()), v1::REASON_CHECKPOINT_CORRUPT);
+  EXPECT_EQ(ReasonOf(controller_->CheckStart(start(v1::START_MODE_RESUME, "run@5"), "run").status()),
+            v1::REASON_CHECKPOINT_CORRUPT);
 }
 
 TEST_F(ControllerTest, TheLastCheckpointOfARunNeedsForce) {

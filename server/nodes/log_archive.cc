@@ -60,7 +60,8 @@ absl::Status LogArchive::Append(const std::string& job_id, int32_t attempt, cons
   File file{open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600)};
   if (file.fd < 0) return failed();
   if (offset > size) {
-    std::string note = fmt::format("\n[{} bytes of this log were dropped: it grew faster than it could be shipped]\n", offset - size);
+    std::string note =
+        fmt::format("\n[{} bytes of this log were dropped: it grew faster than it could be shipped]\n", offset - size);
     note.resize(std::min<size_t>(note.size(), static_cast<size_t>(offset - size)));
     if (!WriteAll(file.fd, note, size)) return failed();
   }

@@ -12,14 +12,16 @@ namespace {
 
 constexpr char kBase32[] = "0123456789abcdefghjkmnpqrstvwxyz";
 constexpr size_t kMaxRunName = 63;
-constexpr std::array kAdjectives = {"amber", "bold", "brave", "bright", "calm", "clear", "cool", "deep", "eager", "early", "fair",
-                                    "fleet", "fond", "free", "fresh", "gentle", "glad", "grand", "green", "keen", "kind", "lively",
-                                    "lucky", "mild", "neat", "noble", "plain", "proud", "quick", "quiet", "rapid", "ready", "sharp",
-                                    "silent", "smooth", "solid", "steady", "still", "sunny", "swift", "tidy", "true", "warm", "wise"};
-constexpr std::array kAnimals = {"badger", "bear", "beaver", "bison", "crane", "curlew", "deer", "dove", "eagle", "falcon", "finch",
-                                 "fox", "gecko", "goose", "hare", "hawk", "heron", "ibex", "jay", "kestrel", "lark", "lynx", "marten",
-                                 "mole", "moose", "newt", "otter", "owl", "panda", "plover", "puffin", "quail", "raven", "robin",
-                                 "seal", "stork", "swan", "tern", "trout", "vole", "whale", "wolf", "wren", "yak"};
+constexpr std::array kAdjectives = {"amber",  "bold",  "brave", "bright", "calm",  "clear", "cool",   "deep",   "eager",
+                                    "early",  "fair",  "fleet", "fond",   "free",  "fresh", "gentle", "glad",   "grand",
+                                    "green",  "keen",  "kind",  "lively", "lucky", "mild",  "neat",   "noble",  "plain",
+                                    "proud",  "quick", "quiet", "rapid",  "ready", "sharp", "silent", "smooth", "solid",
+                                    "steady", "still", "sunny", "swift",  "tidy",  "true",  "warm",   "wise"};
+constexpr std::array kAnimals = {"badger", "bear",    "beaver", "bison",  "crane",  "curlew", "deer",  "dove",  "eagle",
+                                 "falcon", "finch",   "fox",    "gecko",  "goose",  "hare",   "hawk",  "heron", "ibex",
+                                 "jay",    "kestrel", "lark",   "lynx",   "marten", "mole",   "moose", "newt",  "otter",
+                                 "owl",    "panda",   "plover", "puffin", "quail",  "raven",  "robin", "seal",  "stork",
+                                 "swan",   "tern",    "trout",  "vole",   "whale",  "wolf",   "wren",  "yak"};
 
 uint64_t Random() {
   static std::mutex mutex;

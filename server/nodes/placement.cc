@@ -16,8 +16,8 @@ namespace mbridge::server {
 std::vector<NodeSlots> Controller::State::Slots() const {
   std::set<std::string> gpus_used, cpu_used;
   const auto use = [&](const v1::Attempt& attempt) {
-    for (const auto& place : attempt.placement()) (place.gpu_uuid().empty() ? cpu_used : gpus_used).insert(
-        place.gpu_uuid().empty() ? place.node_id() : place.gpu_uuid());
+    for (const auto& place : attempt.placement())
+      (place.gpu_uuid().empty() ? cpu_used : gpus_used).insert(place.gpu_uuid().empty() ? place.node_id() : place.gpu_uuid());
   };
   for (const auto& [job_id, job] : live) {
     if (const v1::Attempt* attempt = CurrentAttempt(job.job)) use(*attempt);
@@ -55,8 +55,11 @@ void Controller::State::SchedulePass() {
   for (const auto& [job_id, job] : live) {
     if (job.job.state() != v1::JOB_STATE_QUEUED || now < job.not_before) continue;
     const v1::JobSpec& spec = job.job.spec();
-    waiting.push_back({.job_id = job_id, .ranks = std::max(1, job.job.resolved().ranks()), .device = spec.device(),
-                       .priority = spec.priority(), .age = now - job.queued_since});
+    waiting.push_back({.job_id = job_id,
+                       .ranks = std::max(1, job.job.resolved().ranks()),
+                       .device = spec.device(),
+                       .priority = spec.priority(),
+                       .age = now - job.queued_since});
   }
   if (waiting.empty()) return;
   const auto started = std::chrono::steady_clock::now();
@@ -129,9 +132,10 @@ absl::StatusOr<std::optional<v1::Checkpoint>> Controller::State::SourceOf(const 
   if (start.empty()) return std::optional<v1::Checkpoint>();
   MB_ASSIGN_OR_RETURN(const v1::Checkpoint checkpoint, store->GetCheckpoint(start));
   if (checkpoint.state() == v1::CHECKPOINT_STATE_COMMITTED) return checkpoint;
-  return MakeStatus(absl::StatusCode::kDataLoss,
-                    checkpoint.state() == v1::CHECKPOINT_STATE_CORRUPT ? v1::REASON_CHECKPOINT_CORRUPT : v1::REASON_CHECKPOINT_NOT_FOUND,
-                    fmt::format("checkpoint {}, from which the job starts, is not usable any more: {}", start, checkpoint.detail()));
+  return MakeStatus(
+      absl::StatusCode::kDataLoss,
+      checkpoint.state() == v1::CHECKPOINT_STATE_CORRUPT ? v1::REASON_CHECKPOINT_CORRUPT : v1::REASON_CHECKPOINT_NOT_FOUND,
+      fmt::format("checkpoint {}, from which the job starts, is not usable any more: {}", start, checkpoint.detail()));
 }
 
 std::vector<v1::RankSpec> Controller::State::SpecsFor(const LiveJob& job, const std::string& node_id) const {
@@ -166,7 +170,7 @@ std::string Controller::WhyNeverFits(int ranks, v1::Device device) const {
   return server::WhyNeverFits(job, slots);
 }
 
-std::optional<v1::Node> Controller::PreflightNode(int ranks, v1::Device device) const {
+std::optional<v1::Node> Controller::PreflightNode(v1::Device device) const {
   std::lock_guard lock(state_->mutex);
   const NodeEntry* best = nullptr;
   const auto capacity = [&](const NodeEntry& node) {
@@ -217,8 +221,9 @@ void Controller::State::CheckNodes() {
       }
       for (const std::string& job_id : job_ids) {
         Change change = Begin(live.at(job_id));
-        EndAttempt(&change, {v1::REASON_NODE_LOST, fmt::format("node {} did not report for {} s", node_id,
-                                                               std::chrono::duration_cast<std::chrono::seconds>(silence).count())});
+        EndAttempt(&change,
+                   {v1::REASON_NODE_LOST, fmt::format("node {} did not report for {} s", node_id,
+                                                      std::chrono::duration_cast<std::chrono::seconds>(silence).count())});
         // Not stored: the node stays lost in memory, so that the next pass must come here again.
         if (!Apply(std::move(change)).ok()) node.node.set_state(v1::NODE_STATE_UNREACHABLE);
       }
@@ -248,7 +253,8 @@ void Controller::State::CheckJobs() {
   for (const std::string& job_id : over_time) {
     LiveJob& job = live.at(job_id);
     Stop(job, false, v1::REASON_WALL_TIME_EXCEEDED,
-         fmt::format("the wall-time limit of {} s is over", job.job.spec().wall_time_limit_seconds())).IgnoreError();
+         fmt::format("the wall-time limit of {} s is over", job.job.spec().wall_time_limit_seconds()))
+        .IgnoreError();
   }
 }
 

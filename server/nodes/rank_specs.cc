@@ -23,13 +23,6 @@ bool IsBeneath(const std::string& path, const std::string& root) {
   return !relative.empty() && *relative.begin() != "..";
 }
 
-std::string ValueOf(const v1::ResolvedConfig& resolved, const std::string& key) {
-  for (const auto& value : resolved.values()) {
-    if (value.key() == key) return value.value() == "null" ? "" : value.value();
-  }
-  return {};
-}
-
 v1::Device DeviceOf(const v1::Attempt& attempt) {
   return attempt.placement_size() > 0 && !attempt.placement(0).gpu_uuid().empty() ? v1::DEVICE_CUDA : v1::DEVICE_CPU;
 }

@@ -15,9 +15,6 @@ std::string CheckpointDirectory(const v1::Job& job);
 // True where `path` is absolute, free of "..", and equal to or below `root`.
 bool IsBeneath(const std::string& path, const std::string& root);
 
-// The value of a resolved key in override syntax; "" where it is unknown or null.
-std::string ValueOf(const v1::ResolvedConfig& resolved, const std::string& key);
-
 // The device that every rank of the attempt uses.
 v1::Device DeviceOf(const v1::Attempt& attempt);
 

@@ -42,8 +42,11 @@ absl::StatusOr<Controller::SyncAnswer> Controller::Sync(const v1::SyncRequest& r
   node.reported.clear();
   for (const auto& report : request.attempts()) {
     delivered = delivered || report.records_size() > 0 || report.logs_size() > 0;
-    NodeEntry::Reported summary{.job_id = report.job_id(), .attempt = report.attempt(),
-                                .ended = report.phase() == v1::ATTEMPT_PHASE_ENDED, .drained = report.drained(), .ranks = {}};
+    NodeEntry::Reported summary{.job_id = report.job_id(),
+                                .attempt = report.attempt(),
+                                .ended = report.phase() == v1::ATTEMPT_PHASE_ENDED,
+                                .drained = report.drained(),
+                                .ranks = {}};
     for (const auto& chunk : report.logs()) summary.ranks.insert(chunk.rank());
     node.reported.push_back(std::move(summary));
     state_->ArchiveLogs(report);
@@ -114,10 +117,13 @@ void Controller::State::ApplyReport(LiveJob& job, const std::string& node_id, co
   const bool drained = report.drained() && (report.records().empty() || report.records().rbegin()->sequence() <= acknowledged);
   bool all_drained = drained;
   for (const auto& [other_id, other] : job.parts) all_drained = all_drained && (other_id == node_id || other.drained);
-  if (all_drained) EndAttempt(&change, CauseOf(*CurrentAttempt(std::as_const(change.job)), job.killed_by_us, job.job.state() == v1::JOB_STATE_STOPPING));
+  if (all_drained)
+    EndAttempt(&change,
+               CauseOf(*CurrentAttempt(std::as_const(change.job)), job.killed_by_us, job.job.state() == v1::JOB_STATE_STOPPING));
 
-  const bool nothing = change.transition.empty() && !all_drained &&
-                       CurrentAttempt(std::as_const(change.job))->rank_ends_size() == CurrentAttempt(std::as_const(job.job))->rank_ends_size();
+  const bool nothing =
+      change.transition.empty() && !all_drained &&
+      CurrentAttempt(std::as_const(change.job))->rank_ends_size() == CurrentAttempt(std::as_const(job.job))->rank_ends_size();
   if (nothing) {
     part.drained = drained;
     return;
@@ -141,7 +147,8 @@ void Controller::State::ApplyRecords(Change* change, const std::string& node_id,
       attempt->set_first_step(record.started().first_step());
       SetState(change, v1::JOB_STATE_RUNNING, v1::REASON_UNSPECIFIED,
                record.has_started() && record.started().first_step() > 0
-                   ? fmt::format("training after step {}", record.started().first_step()) : "training");
+                   ? fmt::format("training after step {}", record.started().first_step())
+                   : "training");
     }
     switch (record.what_case()) {
       case v1::RankRecord::kMetric: {
@@ -159,18 +166,12 @@ void Controller::State::ApplyRecords(Change* change, const std::string& node_id,
         CommitCheckpoint(job, report.attempt(), node_id, record.checkpoint(), &change->transition, &change->committed);
         if (change->transition.checkpoints.size() == before) break;
         const v1::Checkpoint& checkpoint = change->transition.checkpoints.back();
-        AddEvent(change, v1::EVENT_KIND_CHECKPOINT, fmt::format("checkpoint {} committed", checkpoint.checkpoint_id()),
-                 checkpoint.checkpoint_id());
+        AddEvent(change, v1::EVENT_KIND_CHECKPOINT, "committed", checkpoint.checkpoint_id());
         break;
       }
-      case v1::RankRecord::kMessage:
-        AddEvent(change, v1::EVENT_KIND_MESSAGE, record.message());
-        break;
-      case v1::RankRecord::kFinished:
-        attempt->set_last_step(record.finished().last_step());
-        break;
-      default:
-        break;
+      case v1::RankRecord::kMessage: AddEvent(change, v1::EVENT_KIND_MESSAGE, record.message()); break;
+      case v1::RankRecord::kFinished: attempt->set_last_step(record.finished().last_step()); break;
+      default: break;
     }
   }
   if (next > change->live->acknowledged + 1) {
@@ -351,7 +352,8 @@ void Controller::AbandonTasks() {
   }
 }
 
-void Controller::RunTask(const std::string& node_id, v1::NodeTask task, std::chrono::milliseconds timeout, TaskCallback callback) {
+void Controller::RunTask(const std::string& node_id, v1::NodeTask task, std::chrono::milliseconds timeout,
+                         TaskCallback callback) {
   Section section(*state_);
   const auto found = state_->nodes.find(node_id);
   const bool reachable = found != state_->nodes.end() && (found->second.node.state() == v1::NODE_STATE_READY ||

@@ -41,11 +41,14 @@ bool IsOwnFailure(v1::Reason reason) {
     case v1::REASON_DISK_FULL:
     case v1::REASON_CHECKPOINT_CORRUPT:
     case v1::REASON_CHECKPOINT_IO_ERROR:
-    case v1::REASON_DATA_ERROR:
-      return true;
-    default:
-      return false;
+    case v1::REASON_DATA_ERROR: return true;
+    default: return false;
   }
+}
+
+// Ends of ranks that did what a signal told them.
+bool ObeyedAStop(v1::Reason reason) {
+  return reason == v1::REASON_CANCELLED_BY_USER || reason == v1::REASON_KILLED_BY_USER || reason == v1::REASON_SHUTDOWN;
 }
 
 Verdict JudgeStopped(const v1::Job& job, const Cause& cause) {
@@ -73,24 +76,28 @@ v1::RankEnd Normalized(v1::RankEnd end) {
 }
 
 bool IsSymptom(v1::Reason reason) {
-  return reason == v1::REASON_PEER_LOST || reason == v1::REASON_COLLECTIVE_TIMEOUT || reason == v1::REASON_CANCELLED_BY_USER;
+  return reason == v1::REASON_PEER_LOST || reason == v1::REASON_COLLECTIVE_TIMEOUT || ObeyedAStop(reason);
 }
 
 Cause CauseOf(const v1::Attempt& attempt, const std::set<int>& killed_by_us, bool stop_ordered) {
   const v1::RankEnd* cause = nullptr;
   const auto order = [&](const v1::RankEnd& end) {
-    const int guilt = end.reason() == v1::REASON_PEER_LOST ? 3 : killed_by_us.contains(end.rank()) ? 2 : IsSymptom(end.reason());
+    const bool obeyed = ObeyedAStop(end.reason()) || killed_by_us.contains(end.rank());
+    const int guilt = end.reason() == v1::REASON_PEER_LOST ? 3 : obeyed ? 2 : IsSymptom(end.reason());
     return std::make_tuple(guilt, end.time().seconds(), end.time().nanos(), end.rank());
   };
   for (const v1::RankEnd& end : attempt.rank_ends()) {
     if (end.reason() == v1::REASON_COMPLETED) continue;
     if (cause == nullptr || order(end) < order(*cause)) cause = &end;
   }
-  if (cause != nullptr && cause->reason() == v1::REASON_CANCELLED_BY_USER && !stop_ordered) {
-    return {v1::REASON_RANK_CRASHED, fmt::format("rank {} obeyed a SIGTERM that did not come from the service", cause->rank())};
+  if (cause != nullptr && ObeyedAStop(cause->reason()) && !stop_ordered) {
+    if (cause->reason() == v1::REASON_SHUTDOWN) return {v1::REASON_NODE_LOST, "the agent of the node was shut down"};
+    return {v1::REASON_RANK_CRASHED,
+            fmt::format("rank {} was stopped by a signal that nobody asked the service for", cause->rank())};
   }
   if (cause != nullptr) {
-    return {cause->reason(), attempt.placement_size() == 1 ? cause->detail() : fmt::format("rank {}: {}", cause->rank(), cause->detail())};
+    return {cause->reason(),
+            attempt.placement_size() == 1 ? cause->detail() : fmt::format("rank {}: {}", cause->rank(), cause->detail())};
   }
   if (attempt.rank_ends_size() < attempt.placement_size()) {
     return {v1::REASON_RANK_EXITED_WITHOUT_REASON,
@@ -120,7 +127,8 @@ Verdict Judge(const v1::Job& job, const Cause& cause) {
   const std::chrono::milliseconds back_off = std::chrono::seconds(1) * (1 << barren);
   return {v1::JOB_STATE_QUEUED, v1::REASON_WAITING_FOR_RETRY,
           fmt::format("attempt {} ended: {}; restart {} of {} in {} s", job.attempts_size(), text, ended, limit,
-                      back_off.count() / 1000), back_off};
+                      back_off.count() / 1000),
+          back_off};
 }
 
 }  // namespace mbridge::server

@@ -46,8 +46,9 @@ TEST(Cause, OnlyAResultIsSuccess) {
 }
 
 TEST(Cause, ALostPeerIsNeverTheCauseWhereThereIsOne) {
-  const Cause cause = CauseOf(Attempt({End(0, v1::REASON_PEER_LOST, 1), End(1, v1::REASON_NAN_LOSS, 2),
-                                       End(2, v1::REASON_UNSPECIFIED, 0, -1, SIGKILL)}), {2}, false);
+  const Cause cause = CauseOf(
+      Attempt({End(0, v1::REASON_PEER_LOST, 1), End(1, v1::REASON_NAN_LOSS, 2), End(2, v1::REASON_UNSPECIFIED, 0, -1, SIGKILL)}),
+      {2}, false);
   EXPECT_EQ(cause.reason, v1::REASON_NAN_LOSS);
   EXPECT_THAT(cause.detail, ::testing::StartsWith("rank 1"));
   EXPECT_EQ(CauseOf(Attempt({End(0, v1::REASON_PEER_LOST, 1), End(1, v1::REASON_UNSPECIFIED, 5, -1, SIGKILL)}), {}, false).reason,

@@ -28,9 +28,8 @@ int Free(const NodeSlots& node, v1::Device device) {
 }
 
 const NodeSlots* Largest(const std::vector<NodeSlots>& nodes, v1::Device device) {
-  const auto largest = std::max_element(nodes.begin(), nodes.end(), [device](const auto& a, const auto& b) {
-    return Capacity(a, device) < Capacity(b, device);
-  });
+  const auto largest = std::max_element(
+      nodes.begin(), nodes.end(), [device](const auto& a, const auto& b) { return Capacity(a, device) < Capacity(b, device); });
   return largest == nodes.end() ? nullptr : &*largest;
 }
 
@@ -59,9 +58,8 @@ std::vector<Share> Choose(int ranks, std::vector<NodeSlots>* nodes, v1::Device d
     if (tightest == nullptr) return {};
     return {{tightest, ranks}};
   }
-  std::stable_sort(order.begin(), order.end(), [device](const NodeSlots* a, const NodeSlots* b) {
-    return Free(*a, device) > Free(*b, device);
-  });
+  std::stable_sort(order.begin(), order.end(),
+                   [device](const NodeSlots* a, const NodeSlots* b) { return Free(*a, device) > Free(*b, device); });
   std::vector<Share> shares;
   int left = ranks;
   for (NodeSlots* node : order) {
@@ -165,7 +163,8 @@ std::string WhyNeverFits(const WaitingJob& job, const std::vector<NodeSlots>& no
   return fmt::format("needs {}, but {} node{} together {} {}; the largest{} has {}", Slots(job.ranks, device), nodes.size(),
                      nodes.size() == 1 ? "" : "s", nodes.size() == 1 ? "has" : "have",
                      device == v1::DEVICE_CUDA ? Slots(total, device) : fmt::format("{} cores (one rank each)", total),
-                     largest == nullptr ? "" : " (" + largest->node_id + ")", largest == nullptr ? 0 : Capacity(*largest, device));
+                     largest == nullptr ? "" : " (" + largest->node_id + ")",
+                     largest == nullptr ? 0 : Capacity(*largest, device));
 }
 
 }  // namespace mbridge::server

@@ -56,8 +56,8 @@ struct Placement {
 struct Waiting {
   std::string job_id;
   v1::Reason reason = v1::REASON_WAITING_FOR_SLOTS;
-  std::string detail;   // "needs 6 GPUs on one node; largest free is 4"
-  int position = 0;     // 1 = next.
+  std::string detail;  // "needs 6 GPUs on one node; largest free is 4"
+  int position = 0;    // 1 = next.
 };
 
 struct Schedule {

@@ -34,9 +34,9 @@ absl::StatusOr<std::unique_ptr<DirectoryLock>> DirectoryLock::Acquire(const std:
   if (fd < 0) return FileError(path);
   std::unique_ptr<DirectoryLock> lock(new DirectoryLock(fd));
   if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-    return MakeStatus(absl::StatusCode::kFailedPrecondition, v1::REASON_STORE_LOCKED,
-                      fmt::format("{} is in use by {}; stop that coordinator or give this one another --state-dir",
-                                  directory, HolderOf(fd)));
+    return MakeStatus(
+        absl::StatusCode::kFailedPrecondition, v1::REASON_STORE_LOCKED,
+        fmt::format("{} is in use by {}; stop that coordinator or give this one another --state-dir", directory, HolderOf(fd)));
   }
   const std::string pid = std::to_string(getpid());
   // The pid only serves the message above; a full disk must not keep the lock from being taken.

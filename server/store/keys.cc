@@ -46,9 +46,7 @@ std::string RunIndex(const v1::Checkpoint& checkpoint) {
   return key + checkpoint.checkpoint_id();
 }
 
-std::string Outbox(std::string_view node_id, std::string_view task_id) {
-  return Prefix(kOutbox, node_id).append(task_id);
-}
+std::string Outbox(std::string_view node_id, std::string_view task_id) { return Prefix(kOutbox, node_id).append(task_id); }
 
 std::string Acknowledged(std::string_view job_id, int32_t attempt) {
   std::string key = Prefix(kAcknowledged, job_id);

@@ -10,18 +10,18 @@
 
 namespace mbridge::server::keys {
 
-inline constexpr char kJob = 'J';          // J<job id> -> Job without resolved.values
-inline constexpr char kResolved = 'R';     // R<job id> -> ResolvedConfig
-inline constexpr char kEvent = 'E';        // E<job id>\0<sequence> -> JobEvent
-inline constexpr char kMetric = 'M';       // M<job id>\0<attempt><step><final pass><kind> -> MetricPoint
-inline constexpr char kCheckpoint = 'C';   // C<checkpoint id> -> Checkpoint
-inline constexpr char kRunIndex = 'K';     // K<run name>\0<commit time><checkpoint id> -> empty
-inline constexpr char kRequest = 'I';      // I<request id> -> "job id\nbody hash\nunix seconds"
-inline constexpr char kNode = 'N';         // N<node id> -> Node
-inline constexpr char kOutbox = 'O';       // O<node id>\0<task id> -> NodeTask
-inline constexpr char kAcknowledged = 'A'; // A<job id>\0<attempt> -> decimal sequence
-inline constexpr char kQuarantine = 'Q';   // Q<key of a row that did not parse> -> its value
-inline constexpr char kMeta = 'V';         // V<name> -> text
+inline constexpr char kJob = 'J';           // J<job id> -> Job without resolved.values
+inline constexpr char kResolved = 'R';      // R<job id> -> ResolvedConfig
+inline constexpr char kEvent = 'E';         // E<job id>\0<sequence> -> JobEvent
+inline constexpr char kMetric = 'M';        // M<job id>\0<attempt><step><final pass><kind> -> MetricPoint
+inline constexpr char kCheckpoint = 'C';    // C<checkpoint id> -> Checkpoint
+inline constexpr char kRunIndex = 'K';      // K<run name>\0<commit time><checkpoint id> -> empty
+inline constexpr char kRequest = 'I';       // I<request id> -> "job id\nbody hash\nunix seconds"
+inline constexpr char kNode = 'N';          // N<node id> -> Node
+inline constexpr char kOutbox = 'O';        // O<node id>\0<task id> -> NodeTask
+inline constexpr char kAcknowledged = 'A';  // A<job id>\0<attempt> -> decimal sequence
+inline constexpr char kQuarantine = 'Q';    // Q<key of a row that did not parse> -> its value
+inline constexpr char kMeta = 'V';          // V<name> -> text
 
 void AppendBigEndian(std::string* key, uint64_t value, int bytes);
 uint64_t ReadBigEndian(std::string_view bytes);

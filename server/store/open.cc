@@ -22,7 +22,8 @@ constexpr char kVersionKey[] = "Vversion";
 absl::Status Damaged(const std::string& directory, const std::string& why) {
   return MakeStatus(absl::StatusCode::kDataLoss, v1::REASON_STORE_DAMAGED,
                     fmt::format("{}: {}. It was not opened, to lose nothing silently: restore a backup of the directory, "
-                                "or start with an empty --state-dir", directory, why));
+                                "or start with an empty --state-dir",
+                                directory, why));
 }
 
 // RocksDB's own recovery polls every 5 s and refuses Resume() meanwhile; Commit resumes at the next write instead.
@@ -69,8 +70,7 @@ bool RowParses(const rocksdb::Slice& key, const rocksdb::Slice& value) {
       v1::NodeTask task;
       return task.ParseFromArray(value.data(), size) && !task.task_id().empty();
     }
-    default:
-      return true;
+    default: return true;
   }
 }
 
@@ -96,7 +96,8 @@ absl::Status CheckVersion(rocksdb::DB* db, const std::string& directory, bool fr
   if (version <= kStoreVersion) return absl::OkStatus();
   return MakeStatus(absl::StatusCode::kFailedPrecondition, v1::REASON_STORE_TOO_NEW,
                     fmt::format("{} has store version {}, this program knows up to {}; use the newer version, a backup or "
-                                "another --state-dir", directory, version, kStoreVersion));
+                                "another --state-dir",
+                                directory, version, kStoreVersion));
 }
 
 }  // namespace

@@ -12,8 +12,7 @@ namespace mbridge::server {
 namespace {
 
 // Calls `visit(key, value)` for every row that starts with `prefix`, from `start` on, until it returns false.
-template <class Visit>
-absl::Status ForEach(rocksdb::DB* db, const std::string& prefix, const std::string& start, Visit visit) {
+template <class Visit> absl::Status ForEach(rocksdb::DB* db, const std::string& prefix, const std::string& start, Visit visit) {
   std::unique_ptr<rocksdb::Iterator> row(db->NewIterator(rocksdb::ReadOptions()));
   for (row->Seek(start); row->Valid() && row->key().starts_with(prefix); row->Next()) {
     if (!visit(row->key(), row->value())) break;
@@ -21,8 +20,7 @@ absl::Status ForEach(rocksdb::DB* db, const std::string& prefix, const std::stri
   return FromRocks(row->status(), "reading the store");
 }
 
-template <class Message>
-bool Parse(const rocksdb::Slice& value, Message* message) {
+template <class Message> bool Parse(const rocksdb::Slice& value, Message* message) {
   return message->ParseFromArray(value.data(), static_cast<int>(value.size()));
 }
 
@@ -95,8 +93,7 @@ absl::StatusOr<std::vector<v1::JobEvent>> Store::ListEvents(const std::string& j
     }
     return static_cast<int>(events.size()) < limit;
   };
-  MB_RETURN_IF_ERROR(
-      ForEach(impl_->db.get(), keys::Prefix(keys::kEvent, job_id), keys::Event(job_id, after + 1), visit));
+  MB_RETURN_IF_ERROR(ForEach(impl_->db.get(), keys::Prefix(keys::kEvent, job_id), keys::Event(job_id, after + 1), visit));
   return events;
 }
 

@@ -52,8 +52,8 @@ struct OutboxEntry {
 // What one transition changes; every part is optional.
 struct Transition {
   std::optional<v1::Job> job;
-  bool store_resolved = false;  // True at creation: also writes the whole resolved config of `job`.
-  std::vector<v1::JobEvent> events;                             // Stored kinds only; sequence set by the caller.
+  bool store_resolved = false;       // True at creation: also writes the whole resolved config of `job`.
+  std::vector<v1::JobEvent> events;  // Stored kinds only; sequence set by the caller.
   std::vector<std::pair<std::string, v1::MetricPoint>> metrics;  // (job id, point); a repeated key overwrites.
   std::vector<v1::Checkpoint> checkpoints;
   std::optional<IdempotencyRecord> idempotency;
@@ -88,8 +88,8 @@ class Store {
   absl::Status Commit(const Transition& transition);
 
   // --- Jobs. Ids sort by creation. NOT_FOUND JOB_NOT_FOUND.
-  absl::StatusOr<v1::Job> GetJob(const std::string& job_id) const;                    // resolved.values left out.
-  absl::StatusOr<v1::ResolvedConfig> GetResolved(const std::string& job_id) const;    // Whole.
+  absl::StatusOr<v1::Job> GetJob(const std::string& job_id) const;                  // resolved.values left out.
+  absl::StatusOr<v1::ResolvedConfig> GetResolved(const std::string& job_id) const;  // Whole.
   // Newest first, starting below `before` (empty: the newest). `visit` returns false to stop.
   absl::Status VisitJobs(const std::string& before, const std::function<bool(const v1::Job&)>& visit) const;
 
@@ -103,8 +103,8 @@ class Store {
     bool end = false;    // Nothing was left behind the cursor.
   };
   // attempt 0 = all. `effective` leaves out points that a later attempt has too.
-  absl::StatusOr<MetricPage> ListMetrics(const std::string& job_id, int32_t attempt, bool effective,
-                                         const std::string& cursor, int limit) const;
+  absl::StatusOr<MetricPage> ListMetrics(const std::string& job_id, int32_t attempt, bool effective, const std::string& cursor,
+                                         int limit) const;
 
   // --- Checkpoints. NOT_FOUND CHECKPOINT_NOT_FOUND.
   absl::StatusOr<v1::Checkpoint> GetCheckpoint(const std::string& checkpoint_id) const;

@@ -19,8 +19,8 @@ struct Store::Impl {
   std::unique_ptr<AcknowledgedMark> acknowledged;
   std::unique_ptr<rocksdb::DB> db;
 
-  std::mutex write_mutex;      // Orders Commit, so that `acknowledged` grows.
-  bool write_failed = false;   // RocksDB stays read-only after a failed write until Resume().
+  std::mutex write_mutex;     // Orders Commit, so that `acknowledged` grows.
+  bool write_failed = false;  // RocksDB stays read-only after a failed write until Resume().
 
   mutable std::mutex quarantine_mutex;
   mutable std::vector<std::string> quarantined;
@@ -28,9 +28,7 @@ struct Store::Impl {
   // Notes a row that did not parse.
   void Quarantine(const rocksdb::Slice& key) const;
   // The value of a key; NotFound as such.
-  rocksdb::Status Get(const std::string& key, std::string* value) const {
-    return db->Get(rocksdb::ReadOptions(), key, value);
-  }
+  rocksdb::Status Get(const std::string& key, std::string* value) const { return db->Get(rocksdb::ReadOptions(), key, value); }
   bool Has(const std::string& key) const;
 };
 

@@ -85,10 +85,13 @@ Transition JobOnly(const std::string& id) {
 
 std::vector<std::string> JobIds(const Store& store, const std::string& before = "") {
   std::vector<std::string> ids;
-  EXPECT_TRUE(store.VisitJobs(before, [&](const v1::Job& job) {
-    ids.push_back(job.job_id());
-    return true;
-  }).ok());
+  EXPECT_TRUE(store
+                  .VisitJobs(before,
+                             [&](const v1::Job& job) {
+                               ids.push_back(job.job_id());
+                               return true;
+                             })
+                  .ok());
   return ids;
 }
 
@@ -221,7 +224,10 @@ TEST_F(StoreTest, FlippedBitsNeverLoseAJobSilently) {
     auto store = MustOpen();
     for (int i = 0; i < kJobs; ++i) ASSERT_TRUE(store->Commit(JobOnly("j-" + std::to_string(100 + i))).ok());
   }
-  { auto store = MustOpen(); ASSERT_TRUE(store->Commit(JobOnly("j-999")).ok()); }  // The first 20 are in an SST now.
+  {
+    auto store = MustOpen();
+    ASSERT_TRUE(store->Commit(JobOnly("j-999")).ok());
+  }  // The first 20 are in an SST now.
   const fs::path pristine = directory_.string() + ".pristine";
   fs::remove_all(pristine);
   fs::copy(directory_, pristine, fs::copy_options::recursive);
