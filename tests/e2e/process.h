@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
-#include <optional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -25,6 +25,7 @@ struct CommandResult {
   // Everything for a failure message.
   std::string Text() const;
 };
+inline void PrintTo(const CommandResult& result, std::ostream* out) { *out << result.Text(); }
 
 struct SpawnOptions {
   std::map<std::string, std::string> environment;  // On top of the test's own.

@@ -122,10 +122,6 @@ testing::AssertionResult SameLosses(const std::vector<v1::MetricPoint>& a, const
 // No gap and no duplicate in the sequence numbers of stored events; at most one terminal state, and nothing after it.
 testing::AssertionResult SoundEvents(const std::vector<v1::JobEvent>& events);
 
-MATCHER_P(Exited, code, "") {
-  if (arg.exit_code == code) return true;
-  *result_listener << arg.Text();
-  return false;
-}
+MATCHER_P(Exited, code, "") { return arg.exit_code == code; }
 
 }  // namespace mbridge::e2e

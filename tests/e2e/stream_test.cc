@@ -135,6 +135,7 @@ TEST_F(Streams, RulesAndBoardsUseMetricsThatExist) {
   Service full(Service::Options{.environment = {{"MB_FAILPOINTS", "file.write=error:28"}}});
   ASSERT_TRUE(full.Start()) << full.log_text();
   full.WaitForEnd(full.Submit(TinyJob(2, {"checkpoint.save_interval=1"})));
+  service_.TrainPoints(id);  // A stream.
   const std::string scrape = service_.Scrape() + full.Scrape();
 
   std::set<std::string> used;
