@@ -289,14 +289,14 @@ TEST(WatchJob, HeartbeatsKeepAQuietStreamAlive) {
     heartbeat.set_heartbeat(true);
     for (int i = 0; i < 8; ++i) {
       writer->Write(heartbeat);
-      std::this_thread::sleep_for(milliseconds(50));
+      std::this_thread::sleep_for(milliseconds(100));
     }
     writer->Write(End(v1::JOB_STATE_SUCCEEDED, v1::REASON_COMPLETED));
     return grpc::Status::OK;
   };
   fake.Start();
   auto options = fake.Options();
-  options.silence_limit = milliseconds(200);
+  options.silence_limit = milliseconds(500);
   EXPECT_TRUE(ConnectTo(options)->WatchJob("j", 0, [](const v1::JobEvent&) {}).ok());
   EXPECT_EQ(streams, 1);
 }

@@ -132,10 +132,10 @@ class FakeCoordinator {
     ConnectionOptions options;
     options.server = address();
     options.origin = "test";
-    options.call_deadline = std::chrono::milliseconds(2000);
+    options.call_deadline = std::chrono::milliseconds(5000);
     options.retry_for = std::chrono::milliseconds(1000);
-    options.silence_limit = std::chrono::milliseconds(500);
-    options.lost_after = std::chrono::milliseconds(800);
+    options.silence_limit = std::chrono::milliseconds(1500);
+    options.lost_after = std::chrono::milliseconds(2000);
     return options;
   }
 
