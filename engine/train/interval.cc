@@ -7,25 +7,25 @@ namespace mbridge {
 void IntervalLog::Restart() { begin_ = std::chrono::steady_clock::now(); }
 
 void IntervalLog::Add(const IterationResult& result) {
-  ++iterations_;
-  if (!std::isfinite(result.lm_loss)) ++nan_;
+  ++timed_iterations_;
+  if (!std::isfinite(result.lm_loss)) ++sums_->nan;
   if (result.step.updated) {
-    loss_sum_ += result.lm_loss;
-    ++advanced_;
+    sums_->loss_sum += result.lm_loss;
+    ++sums_->advanced;
   } else {
-    ++skipped_;
+    ++sums_->skipped;
   }
   last_ = result;
 }
 
 v1::MetricPoint IntervalLog::Finish(int64_t iteration, int64_t consumed_samples, double next_learning_rate) {
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin_;
-  const double seconds = elapsed.count() / static_cast<double>(iterations_);
+  const double seconds = elapsed.count() / static_cast<double>(timed_iterations_);
   v1::MetricPoint point;
   point.set_kind(v1::METRIC_KIND_TRAIN);
   point.set_step(iteration);
   point.set_total_steps(plan_->train_iters);
-  point.set_lm_loss(advanced_ > 0 ? loss_sum_ / static_cast<double>(advanced_) : last_.lm_loss);
+  point.set_lm_loss(sums_->advanced > 0 ? sums_->loss_sum / static_cast<double>(sums_->advanced) : last_.lm_loss);
   point.set_learning_rate(next_learning_rate);
   point.set_grad_norm(last_.step.gradient_norm);
   point.set_loss_scale(last_.step.loss_scale);
@@ -35,12 +35,12 @@ v1::MetricPoint IntervalLog::Finish(int64_t iteration, int64_t consumed_samples,
   point.set_elapsed_ms_per_iteration(seconds * 1e3);
   point.set_tokens_per_second(static_cast<double>(plan_->tokens_per_iteration()) / seconds);
   point.set_tflops_per_rank(plan_->flops_per_token * point.tokens_per_second() / plan_->data_parallel_size * 1e-12);
-  point.set_skipped_iterations(skipped_);
-  point.set_nan_iterations(nan_);
+  point.set_skipped_iterations(sums_->skipped);
+  point.set_nan_iterations(sums_->nan);
   point.set_eta_seconds(seconds * static_cast<double>(plan_->train_iters - iteration));
   if (plan_->log_num_zeros) point.set_num_zeros(last_.step.zero_gradients);
-  loss_sum_ = 0;
-  advanced_ = iterations_ = skipped_ = nan_ = 0;
+  *sums_ = {};
+  timed_iterations_ = 0;
   Restart();
   return point;
 }

@@ -17,10 +17,19 @@ struct IterationResult {
   StepResult step;
 };
 
+// Sums since the last line; part of a checkpoint.
+struct IntervalSums {
+  double loss_sum = 0;
+  int64_t advanced = 0;  // Iterations in loss_sum.
+  int64_t skipped = 0;
+  int64_t nan = 0;
+};
+
 // Not thread-safe. Unlike Megatron-LM's, the first line of a run resets the averages too.
 class IntervalLog {
  public:
-  explicit IntervalLog(const TrainingPlan* plan) : plan_(plan) { Restart(); }
+  // `sums` outlives the log.
+  IntervalLog(const TrainingPlan* plan, IntervalSums* sums) : plan_(plan), sums_(sums) { Restart(); }
 
   // Iterations whose step was skipped stay out of the mean loss, as in Megatron-LM; a NaN loss stays in.
   void Add(const IterationResult& result);
@@ -32,8 +41,8 @@ class IntervalLog {
  private:
   const TrainingPlan* plan_;
   std::chrono::steady_clock::time_point begin_;
-  double loss_sum_ = 0;
-  int64_t advanced_ = 0, iterations_ = 0, skipped_ = 0, nan_ = 0;
+  IntervalSums* sums_;
+  int64_t timed_iterations_ = 0;  // Of this process.
   IterationResult last_;
 };
 

@@ -1,5 +1,6 @@
 #include "engine/train/train_state.h"
 
+#include <bit>
 #include <nlohmann/json.hpp>
 
 #include "proto/rpc/status_details.h"
@@ -17,9 +18,10 @@ OptimizerOptions MakeOptimizerOptions(const TrainingPlan& plan) {
   return options;
 }
 
-// "step_00000010"; a later attempt of the same job never writes into the folder of an earlier one.
+// "step_00000010.<job>.<attempt>": a run that goes on from an earlier checkpoint passes the same steps again, in another job or
+// attempt, and never writes into a folder that is there already. Without a job just "step_00000010".
 std::string CheckpointPath(const RunIdentity& identity, int64_t step) {
-  const std::string suffix = identity.attempt > 1 ? fmt::format(".{}", identity.attempt) : std::string();
+  const std::string suffix = identity.job_id.empty() ? std::string() : fmt::format(".{}.{}", identity.job_id, identity.attempt);
   return fmt::format("{}/step_{:08d}{}", identity.checkpoint_directory, step, suffix);
 }
 
@@ -95,6 +97,8 @@ std::string TrainState::StateJson() const {
       {"consumed_valid_samples", consumed_valid_samples},
       {"scheduled_samples", scheduled_samples},
       {"optimizer_steps", optimizer_->step_count()},
+      {"evaluation_due", evaluation_due},
+      {"interval", {std::bit_cast<uint64_t>(interval.loss_sum), interval.advanced, interval.skipped, interval.nan}},
       {"loss_scaler",
        {{"scale", scaler.scale}, {"growth_tracker", scaler.growth_tracker}, {"hysteresis_tracker", scaler.hysteresis_tracker}}},
   };
@@ -109,6 +113,10 @@ absl::Status TrainState::RestoreState(const CheckpointMeta& meta) {
     consumed_train_samples = state.at("consumed_train_samples").get<int64_t>();
     consumed_valid_samples = state.at("consumed_valid_samples").get<int64_t>();
     scheduled_samples = state.at("scheduled_samples").get<int64_t>();
+    evaluation_due = state.at("evaluation_due").get<bool>();
+    const nlohmann::json& sums = state.at("interval");
+    interval = {std::bit_cast<double>(sums.at(0).get<uint64_t>()), sums.at(1).get<int64_t>(), sums.at(2).get<int64_t>(),
+                sums.at(3).get<int64_t>()};
     const nlohmann::json& saved = state.at("loss_scaler");
     LossScaler::State scaler;
     scaler.scale = saved.at("scale").get<float>();

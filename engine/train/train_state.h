@@ -12,6 +12,7 @@
 #include "engine/core/parameter.h"
 #include "engine/model/gpt_model.h"
 #include "engine/optim/optimizer.h"
+#include "engine/train/interval.h"
 #include "engine/train/training_plan.h"
 
 namespace mbridge {
@@ -52,6 +53,8 @@ class TrainState {
   int64_t consumed_train_samples = 0;
   int64_t consumed_valid_samples = 0;
   int64_t scheduled_samples = 0;  // Position of the schedules; skipped steps do not advance it.
+  bool evaluation_due = false;    // The run was stopped before the evaluation of `step`.
+  IntervalSums interval;          // What the next log line averages, so that a resumed run prints the same line.
 
  private:
   std::vector<CheckpointTensor> Tensors(bool with_optimizer) const;

@@ -3,6 +3,7 @@
 #include <google/protobuf/util/time_util.h>
 
 #include <cmath>
+#include <limits>
 
 #include "engine/core/failpoint.h"
 #include "engine/train/throw_status.h"
@@ -18,9 +19,11 @@ Trainer::Trainer(const TrainingPlan& plan, const RunIdentity& identity, Communic
       stop_(stop),
       state_(plan, world),
       batch_(static_cast<int>(plan.micro_batch_size), plan.model.seq_length),
-      interval_(&plan),
+      interval_(&plan, &state_.interval),
       begin_(std::chrono::steady_clock::now()) {
-  data_ = ValueOrThrow(BuildGptDatasets(plan_.data));
+  GptDataConfig data = plan_.data;
+  data.write_cache = is_root();
+  data_ = ValueOrThrow(BuildGptDatasets(data));
   if (identity_.load_checkpoint_path.empty()) {
     state_.InitializeFresh();
   } else {
@@ -39,6 +42,7 @@ v1::RankResult Trainer::Run() {
     started.set_consumed_samples(state_.consumed_train_samples);
     sink_->Started(started);
   }
+  if (state_.evaluation_due) EvaluateInTraining();
   interval_.Restart();
   while (state_.step < plan_.train_iters) {
     MB_FAILPOINT("train.iteration");
@@ -46,14 +50,13 @@ v1::RankResult Trainer::Run() {
     interval_.Add(result);
     CheckFinite(result);
     if (state_.step % plan_.log_interval == 0 || state_.step == 1) ReportInterval();
+    state_.evaluation_due = plan_.eval_interval > 0 && plan_.eval_iters > 0 && state_.step % plan_.eval_interval == 0;
     if (result.stop_requested) {
-      Save();
+      Save();  // With the evaluation still due: a stop must not wait for it, and a resumed run must not lose it.
       return Finish(v1::REASON_CANCELLED_BY_USER,
                     fmt::format("stopped after iteration {} of {}", state_.step, plan_.train_iters));
     }
-    if (plan_.eval_interval > 0 && plan_.eval_iters > 0 && state_.step % plan_.eval_interval == 0) {
-      Evaluate(data_.valid.get(), &state_.consumed_valid_samples, v1::METRIC_KIND_VALIDATION, false);
-    }
+    if (state_.evaluation_due) EvaluateInTraining();
     if (plan_.save_interval > 0 && state_.step % plan_.save_interval == 0) Save();
     if (plan_.exit_interval > 0 && state_.step % plan_.exit_interval == 0 && state_.step < plan_.train_iters) {
       Save();
@@ -96,6 +99,9 @@ IterationResult Trainer::TrainIteration() {
   const int64_t samples = state_.scheduled_samples;
   if (std::isfinite(result.lm_loss) || !plan_.check_nan_in_loss) {
     result.step = state_.optimizer().Step(LearningRate(plan_.schedule, samples), WeightDecay(plan_.schedule, samples));
+  } else {
+    result.step.gradient_norm = std::numeric_limits<float>::quiet_NaN();  // Not computed: the run ends here.
+    result.step.loss_scale = loss_scale;
   }
   if (result.step.updated) {
     state_.model().OnWeightsChanged();
@@ -112,7 +118,8 @@ void Trainer::CheckFinite(const IterationResult& result) {
   if (!bad_loss && !bad_gradient) return;
   ReportInterval();
   if (bad_loss) {
-    throw EngineError(v1::REASON_NAN_LOSS, fmt::format("the lm loss of iteration {} is {}", state_.step, result.lm_loss));
+    throw EngineError(v1::REASON_NAN_LOSS, fmt::format("the lm loss of iteration {} is {}", state_.step,
+                                                       std::isnan(result.lm_loss) ? "NaN" : "infinite"));
   }
   const std::string name = state_.optimizer().FindNonFiniteGradient();
   throw EngineError(v1::REASON_NAN_LOSS, fmt::format("iteration {}: the gradient{} is not finite", state_.step,
@@ -156,6 +163,11 @@ void Trainer::Evaluate(const Dataset* dataset, int64_t* consumed, v1::MetricKind
     sink_->Metric(point);
   }
   interval_.Restart();
+}
+
+void Trainer::EvaluateInTraining() {
+  Evaluate(data_.valid.get(), &state_.consumed_valid_samples, v1::METRIC_KIND_VALIDATION, false);
+  state_.evaluation_due = false;
 }
 
 void Trainer::EvaluateAfterTraining() {

@@ -33,6 +33,7 @@ class Trainer {
   void CheckFinite(const IterationResult& result);
   void ReportInterval();
   void Evaluate(const Dataset* dataset, int64_t* consumed, v1::MetricKind kind, bool final_pass);
+  void EvaluateInTraining();
   void EvaluateAfterTraining();
   void Save();
   bool TimeIsUp() const;

@@ -12,11 +12,9 @@
 namespace mbridge {
 namespace {
 
-const std::map<std::string, TextFormat> kFormats = {{"auto", TextFormat::kAuto},
-                                                    {"jsonl", TextFormat::kJsonLines},
-                                                    {"lines", TextFormat::kLines},
-                                                    {"paragraphs", TextFormat::kParagraphs},
-                                                    {"file", TextFormat::kWholeFile}};
+const std::map<std::string, TextFormat> kFormats = {
+    {"auto", TextFormat::kAuto},   {"jsonl", TextFormat::kJsonLines},       {"text", TextFormat::kParagraphs},
+    {"lines", TextFormat::kLines}, {"paragraphs", TextFormat::kParagraphs}, {"file", TextFormat::kWholeFile}};
 
 int Fail(const absl::Status& status) {
   std::fprintf(stderr, "mbrank data: %s\n", std::string(status.message()).c_str());
@@ -42,8 +40,10 @@ DataCommand::DataCommand(CLI::App* app) {
 void DataCommand::DeclarePreprocess() {
   preprocess_->add_option("--input", inputs_, "Files to read, in this order")->required();
   preprocess_->add_option("--output-prefix", output_prefix_, "Writes <prefix>.bin and <prefix>.idx")->required();
-  preprocess_->add_option("--format", format_, "auto, jsonl, lines, paragraphs or file (a document a line, paragraph, file)")
-      ->check(CLI::IsMember({"auto", "jsonl", "lines", "paragraphs", "file"}));
+  preprocess_
+      ->add_option("--format", format_,
+                   "auto, jsonl, text (= paragraphs), lines, paragraphs or file (a document a line, paragraph, file)")
+      ->check(CLI::IsMember({"auto", "jsonl", "text", "lines", "paragraphs", "file"}));
   preprocess_->add_option("--json-key", json_key_, "Key of the text in a JSON line");
   preprocess_->add_option("--tokenizer-type", tokenizer_, "ByteLevelTokenizer, or NullTokenizer for text that is ids already");
   preprocess_->add_option("--vocab-size", vocab_size_, "Of NullTokenizer");

@@ -54,7 +54,11 @@ int main(int argc, char** argv) {
   AddTrain(&app, &standalone);
   mbridge::DataCommand data(&app);
   app.require_subcommand(0, 1);
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;  // CLI11's own codes are not ours.
+  }
 
   if (app.got_subcommand("train")) {
     if (standalone.ranks > 1 && standalone.rendezvous_directory.empty()) {

@@ -46,8 +46,15 @@ void SpoolSink::Finished(const v1::RankResult& result) {
 }
 
 void SpoolSink::Append(v1::RankRecord record) {
-  const absl::Status status = writer_->Append(std::move(record));
+  while (!unsent_.empty() && TryAppend(unsent_.front())) unsent_.erase(unsent_.begin());
+  const bool must_arrive = record.has_checkpoint() || record.has_finished();
+  if ((!unsent_.empty() || !TryAppend(record)) && must_arrive) unsent_.push_back(std::move(record));
+}
+
+bool SpoolSink::TryAppend(const v1::RankRecord& record) {
+  const absl::Status status = writer_->Append(record);
   if (!status.ok()) std::fprintf(stderr, "metric spool: %s\n", std::string(status.message()).c_str());
+  return status.ok();
 }
 
 }  // namespace mbridge

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/train/event_sink.h"
@@ -25,9 +26,12 @@ class SpoolSink : public EventSink {
 
  private:
   void Append(v1::RankRecord record);
+  // True when it is in the file.
+  bool TryAppend(const v1::RankRecord& record);
 
   std::unique_ptr<spool::RecordWriter> writer_;
   const bool log_throughput_;
+  std::vector<v1::RankRecord> unsent_;  // Checkpoints and the end must reach the store; they are tried again before each record.
 };
 
 }  // namespace mbridge

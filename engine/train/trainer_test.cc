@@ -1,0 +1,218 @@
+// Runs of a tiny model: stop, resume, fork, and what the metric points say. Equal means equal to the last bit.
+#include "engine/train/trainer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <omp.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "recipes/config/resolve.h"
+
+namespace mbridge {
+namespace {
+
+using testing::HasSubstr;
+
+using Overrides = std::vector<std::string>;
+
+class Recorder : public EventSink {
+ public:
+  void Started(const v1::RankStarted& started) override { first_step = started.first_step(); }
+  void Metric(const v1::MetricPoint& point) override {
+    points.push_back(point);
+    if (stop_after > 0 && point.kind() == v1::METRIC_KIND_TRAIN && point.step() + 1 == stop_after) stop.store(true);
+  }
+  void CheckpointWritten(const v1::Checkpoint& checkpoint) override { checkpoints.push_back(checkpoint); }
+  void Message(const std::string&) override {}
+
+  int64_t first_step = -1;
+  std::vector<v1::MetricPoint> points;
+  std::vector<v1::Checkpoint> checkpoints;
+  int64_t stop_after = 0;  // Iteration at whose end the run stops.
+  std::atomic<bool> stop{false};
+};
+
+class TrainerTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    omp_set_num_threads(1);  // Tiny steps: barriers of busy cores would cost more than the work.
+    directory_ = std::filesystem::temp_directory_path() / ("mbridge_trainer_" + std::to_string(getpid()));
+    std::filesystem::create_directories(directory_);
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+
+  // Eight iterations of four samples; evaluation every two.
+  static TrainingPlan Plan(const Overrides& extra) {
+    recipes::ResolveRequest request;
+    request.recipe = "vanilla_gpt_megatron_lm_config";
+    request.overrides = {"model.num_layers=1",         "model.hidden_size=32",      "model.num_attention_heads=2",
+                         "model.ffn_hidden_size=64",   "model.seq_length=32",       "dataset.seq_length=32",
+                         "tokenizer.vocab_size=128",   "train.global_batch_size=4", "train.micro_batch_size=2",
+                         "validation.eval_interval=2", "validation.eval_iters=1",   "scheduler.lr_decay_iters=8"};
+    request.overrides.insert(request.overrides.end(), extra.begin(), extra.end());
+    const auto resolved = recipes::Resolve(request);
+    EXPECT_TRUE(resolved.ok()) << resolved.status();
+    const auto plan = MakeTrainingPlan(*resolved);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return *plan;
+  }
+
+  v1::RankResult Run(const Overrides& overrides, Recorder* recorder, const std::string& job, const std::string& load = {},
+                     bool weights_only = false) {
+    const TrainingPlan plan = Plan(overrides);
+    RunIdentity identity;
+    identity.job_id = job;
+    identity.checkpoint_directory = directory_ / "run";
+    identity.load_checkpoint_path = load;
+    identity.load_weights_only = weights_only;
+    const auto world = MakeSelfCommunicator();
+    Trainer trainer(plan, identity, world.get(), recorder, &recorder->stop);
+    return trainer.Run();
+  }
+
+  // A straight run against one that stops after `stop` iterations and is resumed.
+  void ExpectSameAfterResume(Overrides overrides, int64_t stop) {
+    std::filesystem::remove_all(directory_ / "run");
+    overrides.push_back("train.train_iters=8");
+    overrides.push_back("logger.log_interval=1");
+    overrides.push_back("optimizer.lr=1e-2");
+    overrides.push_back("optimizer.min_lr=1e-3");
+    Recorder straight, first, second;
+    EXPECT_EQ(Run(overrides, &straight, "straight").reason(), v1::REASON_COMPLETED);
+    first.stop_after = stop;
+    EXPECT_EQ(Run(overrides, &first, "first").reason(), v1::REASON_CANCELLED_BY_USER);
+    ASSERT_EQ(first.checkpoints.size(), 1u);
+    EXPECT_EQ(first.checkpoints[0].step(), stop);
+    EXPECT_EQ(Run(overrides, &second, "second", first.checkpoints[0].path()).reason(), v1::REASON_COMPLETED);
+    EXPECT_EQ(second.first_step, stop);
+    std::vector<v1::MetricPoint> joined = first.points;
+    joined.insert(joined.end(), second.points.begin(), second.points.end());
+    ASSERT_EQ(joined.size(), straight.points.size());
+    for (size_t i = 0; i < joined.size(); ++i) ExpectSamePoint(joined[i], straight.points[i]);
+  }
+
+  static void ExpectSamePoint(const v1::MetricPoint& a, const v1::MetricPoint& b) {
+    EXPECT_EQ(a.kind(), b.kind());
+    EXPECT_EQ(a.step(), b.step());
+    EXPECT_EQ(a.final_pass(), b.final_pass());
+    EXPECT_EQ(a.lm_loss(), b.lm_loss()) << "kind " << a.kind() << " step " << a.step();
+    EXPECT_TRUE(a.grad_norm() == b.grad_norm() || (std::isnan(a.grad_norm()) && std::isnan(b.grad_norm())))
+        << "step " << a.step();
+    EXPECT_EQ(a.learning_rate(), b.learning_rate()) << "step " << a.step();
+    EXPECT_EQ(a.loss_scale(), b.loss_scale()) << "step " << a.step();
+    EXPECT_EQ(a.consumed_samples(), b.consumed_samples()) << "step " << a.step();
+    EXPECT_EQ(a.skipped_iterations(), b.skipped_iterations()) << "step " << a.step();
+  }
+
+  std::filesystem::path directory_;
+};
+
+// Stop at a step whose evaluation is due (4) and at one where it is not (3).
+TEST_F(TrainerTest, ResumeIsExactBf16) {
+  ExpectSameAfterResume({}, 3);
+  ExpectSameAfterResume({"rng.seed=5"}, 4);
+}
+
+TEST_F(TrainerTest, ResumeIsExactFp32WithChangingWeightDecay) {
+  ExpectSameAfterResume(
+      {"mixed_precision=null", "scheduler.start_weight_decay=0.01", "scheduler.end_weight_decay=0.2",
+       "scheduler.weight_decay_incr_style=cosine", "scheduler.lr_decay_style=cosine", "scheduler.lr_warmup_iters=2"},
+      5);
+}
+
+// The scale starts too high, so that steps are skipped before and after the stop.
+TEST_F(TrainerTest, ResumeIsExactFp16WithDynamicLossScale) {
+  ExpectSameAfterResume({"mixed_precision=fp16_mixed", "optimizer.initial_loss_scale=16777216", "optimizer.hysteresis=1",
+                         "optimizer.loss_scale_window=2"},
+                        3);
+}
+
+// With lines every 4 iterations, a stop after 3 leaves their sum to the resumed run.
+TEST_F(TrainerTest, LogIntervalAveragesAcrossAResume) {
+  const Overrides common = {"train.train_iters=8", "optimizer.lr=1e-2", "optimizer.min_lr=0"};
+  Overrides straight_overrides = common, stop_overrides = common;
+  straight_overrides.push_back("logger.log_interval=4");
+  stop_overrides.push_back("logger.log_interval=4");
+  stop_overrides.push_back("train.exit_interval=3");
+  Recorder straight, first, second;
+  Run(straight_overrides, &straight, "straight");
+  Run(stop_overrides, &first, "first");
+  Run(straight_overrides, &second, "second", first.checkpoints.at(0).path());
+  const auto training_point = [](const Recorder& recorder, int64_t step) {
+    for (const v1::MetricPoint& point : recorder.points) {
+      if (point.kind() == v1::METRIC_KIND_TRAIN && point.step() == step) return point;
+    }
+    ADD_FAILURE() << "no point of step " << step;
+    return v1::MetricPoint();
+  };
+  ExpectSamePoint(training_point(second, 4), training_point(straight, 4));
+  ExpectSamePoint(training_point(second, 8), training_point(straight, 8));
+}
+
+// Closed form: Megatron-LM prints the rate of the next iteration, max - (max - min) * step / 8 for the linear decay.
+TEST_F(TrainerTest, RatesOfTheFirstResumedStep) {
+  const Overrides overrides = {"train.train_iters=8", "optimizer.lr=8e-3", "optimizer.min_lr=0", "train.exit_interval=3",
+                               "logger.log_interval=1"};
+  Recorder first, second;
+  EXPECT_EQ(Run(overrides, &first, "first").reason(), v1::REASON_COMPLETED);
+  Run({"train.train_iters=8", "optimizer.lr=8e-3", "optimizer.min_lr=0", "logger.log_interval=1"}, &second, "second",
+      first.checkpoints.at(0).path());
+  const TrainingPlan plan = Plan(overrides);
+  ASSERT_FALSE(second.points.empty());
+  EXPECT_EQ(second.points[0].step(), 4);
+  EXPECT_NEAR(second.points[0].learning_rate(), 8e-3 * (1 - 4.0 / 8), 1e-15);
+  EXPECT_EQ(WeightDecay(plan.schedule, 3 * 4), 0.01);
+  EXPECT_EQ(second.points[0].consumed_samples(), 16);
+}
+
+// The run passes steps again from an earlier checkpoint; the folders of the first pass stay as they are.
+TEST_F(TrainerTest, ResumeFromAnEarlierCheckpointWritesOtherFolders) {
+  const Overrides overrides = {"train.train_iters=8", "optimizer.lr=1e-3", "optimizer.min_lr=0", "checkpoint.save_interval=2"};
+  Recorder first, second;
+  Run(overrides, &first, "first");
+  ASSERT_EQ(first.checkpoints.size(), 4u);
+  EXPECT_EQ(Run(overrides, &second, "second", first.checkpoints[0].path()).reason(), v1::REASON_COMPLETED);
+  ASSERT_EQ(second.checkpoints.size(), 3u);
+  EXPECT_NE(second.checkpoints[0].path(), first.checkpoints[1].path());
+  EXPECT_EQ(second.checkpoints[0].step(), first.checkpoints[1].step());
+}
+
+TEST_F(TrainerTest, WeightsOnlyForkStartsScheduleAndDataAnew) {
+  const Overrides overrides = {"train.train_iters=8", "optimizer.lr=1e-2", "optimizer.min_lr=0"};
+  Recorder first, fork;
+  Run(overrides, &first, "first");
+  Run(overrides, &fork, "fork", first.checkpoints.at(0).path(), true);
+  EXPECT_EQ(fork.first_step, 0);
+  ASSERT_FALSE(fork.points.empty());
+  EXPECT_EQ(fork.points[0].step(), 1);
+  EXPECT_EQ(fork.points[0].learning_rate(), first.points[0].learning_rate());
+  EXPECT_EQ(fork.points[0].consumed_samples(), 4);
+  EXPECT_LT(fork.points[0].lm_loss(), first.points[0].lm_loss());  // Same samples, trained weights.
+}
+
+TEST_F(TrainerTest, NaNLossIsReportedAndEndsTheRunWithoutACheckpoint) {
+  Recorder recorder;
+  try {
+    Run({"train.train_iters=8", "optimizer.lr=1e30", "optimizer.min_lr=0", "mixed_precision=null"}, &recorder, "nan");
+    FAIL() << "the run did not end";
+  } catch (const EngineError& error) {
+    EXPECT_EQ(error.reason(), v1::REASON_NAN_LOSS);
+    EXPECT_THAT(error.what(), HasSubstr("iteration"));
+  }
+  ASSERT_FALSE(recorder.points.empty());
+  EXPECT_GE(recorder.points.back().nan_iterations() + recorder.points.back().skipped_iterations(), 1);
+  EXPECT_TRUE(recorder.checkpoints.empty());
+}
+
+TEST_F(TrainerTest, MissingCheckpointIsRefused) {
+  Recorder recorder;
+  EXPECT_THROW(Run({"train.train_iters=8", "optimizer.lr=1e-3", "optimizer.min_lr=0"}, &recorder, "x", directory_ / "absent"),
+               EngineError);
+  EXPECT_TRUE(recorder.points.empty());
+}
+
+}  // namespace
+}  // namespace mbridge
