@@ -12,6 +12,7 @@ struct AttentionOptions {
   int64_t groups = 0;  // Key and value heads; heads is a multiple.
   int64_t head_size = 0;
   float scale = 1.0f;            // 1 / sqrt(head_size).
+  int64_t window = 0;            // Sliding window: a query sees this many keys up to its own; 0: all of them.
   double dropout = 0.0;          // Of the probabilities, by `keep`.
   bool softmax_in_fp32 = false;  // Probabilities stay F32 for the softmax's backward; else they are of `precision`.
   DType precision = DType::kF32;
@@ -26,10 +27,11 @@ constexpr DType ProbabilityType(const AttentionOptions& options) {
 int64_t AttentionWorkspaceBytes(const AttentionOptions& options, DType storage, int threads);
 
 // qkv [s, b, groups * (heads / groups + 2) * d]: per group its queries, then key, then value. For each head:
-//   S = round(scale Q K^T), masked above the diagonal; P = softmax over keys in F32; D = round(round(P) keep scale of eager
-//   dropout); context = round(D V).
-// keep [b, heads, s, s] U8, or empty for no dropout. probabilities [b, heads, s, s] of ProbabilityType gets P on and below the
-// diagonal (elsewhere it is not written); empty: not kept. context [s, b, heads * d]. workspace: U8 of AttentionWorkspaceBytes.
+//   S = round(scale Q K^T), masked above the diagonal and before the window; P = softmax over keys in F32; D = round(round(P)
+//   keep scale of eager dropout); context = round(D V).
+// keep [b, heads, s, s] U8, or empty for no dropout. probabilities [b, heads, s, s] of ProbabilityType gets P of the keys
+// that are seen (elsewhere it is not written); empty: not kept. context [s, b, heads * d]. workspace: U8 of
+// AttentionWorkspaceBytes.
 extern Op<void(const Context&, const Tensor& qkv, const Tensor& keep, const AttentionOptions& options,
                const Tensor& probabilities, const Tensor& context, const Tensor& workspace)>
     AttentionForward;

@@ -53,13 +53,14 @@ Values Reference(const Problem& problem, const Values& qkv) {
       for (int64_t i = 0; i < o.seq_length; ++i) {
         Values p(i + 1);
         double sum = 0;
-        for (int64_t j = 0; j <= i; ++j) {
+        const int64_t begin = o.window > 0 ? std::max<int64_t>(0, i + 1 - o.window) : 0;
+        for (int64_t j = begin; j <= i; ++j) {
           double score = 0;
           for (int64_t c = 0; c < o.head_size; ++c)
             score += qkv[At(problem, i, b, head, 0, c)] * qkv[At(problem, j, b, head, 1, c)];
           sum += p[j] = std::exp(o.scale * score);
         }
-        for (int64_t j = 0; j <= i; ++j) {
+        for (int64_t j = begin; j <= i; ++j) {
           const double keep =
               o.dropout > 0 ? problem.mask[((b * o.heads + head) * o.seq_length + i) * o.seq_length + j] / (1 - o.dropout) : 1.0;
           for (int64_t c = 0; c < o.head_size; ++c) {
@@ -95,12 +96,15 @@ TEST(AttentionTest, AgainstDoublePrecision) {
   struct Case {
     int64_t s, b, heads, groups, d;
     double dropout;
+    int64_t window;
   };
-  for (const Case& c : {Case{7, 2, 3, 3, 5, 0.0}, Case{9, 1, 2, 2, 4, 0.25}, Case{6, 2, 4, 2, 3, 0.25}}) {
+  for (const Case& c : {Case{7, 2, 3, 3, 5, 0.0, 0}, Case{9, 1, 2, 2, 4, 0.25, 0}, Case{6, 2, 4, 2, 3, 0.25, 0},
+                        Case{9, 2, 4, 2, 3, 0.25, 4}, Case{6, 1, 2, 1, 4, 0.0, 1}}) {
     for (bool fp32 : {false, true}) {
       const Kind kind = test::kKinds[0];
       Problem problem = MakeProblem(c.s, c.b, c.heads, c.groups, c.d, c.dropout, kind);
       problem.options.softmax_in_fp32 = fp32;
+      problem.options.window = c.window;
       const Result result = Attend(problem, kind);
       test::ExpectNear(result.context, Reference(problem, problem.qkv), 1e-6, 2e-6);
       const Values numeric = test::NumericGradient(
@@ -113,17 +117,20 @@ TEST(AttentionTest, AgainstDoublePrecision) {
 // More rows than one block holds, so that blocks must join.
 TEST(AttentionTest, BlocksJoin) {
   const Kind kind = test::kKinds[0];
-  const Problem problem = MakeProblem(261, 1, 1, 1, 2, 0.25, kind);
-  const Result result = Attend(problem, kind);
-  test::ExpectNear(result.context, Reference(problem, problem.qkv), 1e-5, 5e-6);
-  // Directional derivative instead of every element.
-  const Values direction = test::RandomValues(problem.qkv.size(), 9);
-  const auto along = [&](double t) {
-    Values moved = problem.qkv;
-    for (size_t i = 0; i < moved.size(); ++i) moved[i] += t * direction[i];
-    return test::Dot(Reference(problem, moved), problem.d_context);
-  };
-  EXPECT_NEAR(test::Dot(result.d_qkv, direction), (along(1e-5) - along(-1e-5)) / 2e-5, 1e-3);
+  for (int64_t window : {0, 70, 200}) {
+    Problem problem = MakeProblem(261, 1, 1, 1, 2, 0.25, kind);
+    problem.options.window = window;
+    const Result result = Attend(problem, kind);
+    test::ExpectNear(result.context, Reference(problem, problem.qkv), 1e-5, 5e-6);
+    // Directional derivative instead of every element.
+    const Values direction = test::RandomValues(problem.qkv.size(), 9);
+    const auto along = [&](double t) {
+      Values moved = problem.qkv;
+      for (size_t i = 0; i < moved.size(); ++i) moved[i] += t * direction[i];
+      return test::Dot(Reference(problem, moved), problem.d_context);
+    };
+    EXPECT_NEAR(test::Dot(result.d_qkv, direction), (along(1e-5) - along(-1e-5)) / 2e-5, 1e-3);
+  }
 }
 
 TEST(AttentionTest, NarrowTypesStayNearAndKeepTheirBits) {

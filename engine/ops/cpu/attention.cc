@@ -13,6 +13,7 @@
 #include "engine/ops/cpu/vector_math.h"
 #include "engine/ops/dropout.h"
 #include "engine/ops/gemm.h"
+#include "engine/ops/qkv_layout.h"
 
 namespace mbridge {
 namespace {
@@ -74,13 +75,19 @@ void StoreSlice(const Matrix& from, int64_t first_row, const Tensor& to, const A
   }
 }
 
+// First key that a query sees.
+int64_t FirstKey(const AttentionOptions& o, int64_t query) {
+  return o.window > 0 ? std::max<int64_t>(0, query + 1 - o.window) : 0;
+}
+
 struct Columns {
   int64_t query, key, value;  // First column of the head inside qkv.
 };
 
 Columns ColumnsOfHead(const AttentionOptions& o, int64_t head) {
-  const int64_t per_group = o.heads / o.groups, group = head / per_group, base = group * (per_group + 2) * o.head_size;
-  return {base + head % per_group * o.head_size, base + per_group * o.head_size, base + (per_group + 1) * o.head_size};
+  const QkvLayout layout{o.heads, o.groups, o.head_size};
+  const int64_t group = head / layout.heads_per_group();
+  return {layout.query_column(head), layout.key_column(group), layout.value_column(group)};
 }
 
 // Softmax of row[0 .. count) rounded to P on read; F32 probabilities in place.
@@ -130,8 +137,8 @@ void ForwardHead(const Context& context, const Tensor& qkv, const Tensor& keep, 
     const Matrix scores = Window(scratch.scores, rows, keys, stride);
     Gemm(context, RowsOf(query, first, rows), RowsOf(key, 0, keys), scores, {.transpose_b = true, .alpha = o.scale});
     for (int64_t i = 0; i < rows; ++i) {
-      float* row = scratch.scores + i * stride;
-      const int64_t seen = first + i + 1, at = plane + (first + i) * s;
+      const int64_t begin = FirstKey(o, first + i), seen = first + i + 1 - begin, at = plane + (first + i) * s + begin;
+      float *whole_row = scratch.scores + i * stride, *row = whole_row + begin;
       SoftmaxRow<P>(row, seen);
       if (!probabilities.empty()) {
         Saved* saved = probabilities.as<Saved>() + at;
@@ -139,7 +146,8 @@ void ForwardHead(const Context& context, const Tensor& qkv, const Tensor& keep, 
         for (int64_t j = 0; j < seen; ++j) saved[j] = cpu::Narrow<Saved>(row[j]);
       }
       DropRow<P>(row, keep.empty() ? nullptr : keep.as<uint8_t>() + at, scale, seen, row);
-      std::fill(row + seen, row + keys, 0.0f);
+      std::fill(whole_row, row, 0.0f);
+      std::fill(row + seen, whole_row + keys, 0.0f);
     }
     const Matrix out = Window(scratch.dropped, rows, o.head_size, o.head_size);
     Gemm(context, scores, RowsOf(value, 0, keys), out, {});
@@ -207,12 +215,14 @@ void BackwardGroup(const Context& context, const Tensor& d_context, const Tensor
       const Matrix grad_rows = RowsOf(grad, first, rows), query_rows = RowsOf(query, first, rows);
       Gemm(context, grad_rows, RowsOf(value, 0, keys), scores, {.transpose_b = true});
       for (int64_t i = 0; i < rows; ++i) {
-        const int64_t seen = first + i + 1, at = plane + (first + i) * s;
+        const int64_t begin = FirstKey(o, first + i), seen = first + i + 1 - begin, at = plane + (first + i) * s + begin;
         float *row = scratch.scores + i * stride, *dropped_row = scratch.dropped + i * stride;
         SoftmaxBackwardRow<P>(probabilities.as<Saved>() + at, keep.empty() ? nullptr : keep.as<uint8_t>() + at, scale,
-                              !o.softmax_in_fp32, seen, row, dropped_row);
-        std::fill(row + seen, row + keys, 0.0f);
-        std::fill(dropped_row + seen, dropped_row + keys, 0.0f);
+                              !o.softmax_in_fp32, seen, row + begin, dropped_row + begin);
+        for (float* values : {row, dropped_row}) {
+          std::fill(values, values + begin, 0.0f);
+          std::fill(values + begin + seen, values + keys, 0.0f);
+        }
       }
       const bool add = first != last;
       Gemm(context, dropped, grad_rows, Window(scratch.value_grad, keys, d, d), {.transpose_a = true, .accumulate = add});

@@ -1,0 +1,23 @@
+// Where the heads stand in the output of Megatron-Core's fused query-key-value layer.
+#pragma once
+
+#include <cstdint>
+
+namespace mbridge {
+
+// A token's row: for each group the queries of its heads, then its key, then its value, each `head_size` wide.
+struct QkvLayout {
+  int64_t heads = 0;
+  int64_t groups = 0;  // Key and value heads; heads is a multiple.
+  int64_t head_size = 0;
+
+  int64_t width() const { return (heads + 2 * groups) * head_size; }
+  int64_t heads_per_group() const { return heads / groups; }
+  int64_t query_column(int64_t head) const {
+    return (head / heads_per_group() * (heads_per_group() + 2) + head % heads_per_group()) * head_size;
+  }
+  int64_t key_column(int64_t group) const { return (group * (heads_per_group() + 2) + heads_per_group()) * head_size; }
+  int64_t value_column(int64_t group) const { return key_column(group) + head_size; }
+};
+
+}  // namespace mbridge

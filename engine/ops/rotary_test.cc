@@ -1,0 +1,96 @@
+#include "engine/ops/rotary.h"
+
+#include "engine/ops/test_support.h"
+
+namespace mbridge {
+namespace {
+
+using test::Kind;
+using test::Owned;
+using test::Values;
+
+constexpr int64_t kLength = 5, kBatch = 2;
+constexpr QkvLayout kLayout{.heads = 4, .groups = 2, .head_size = 10};
+
+struct Tables {
+  int64_t half;
+  Values cosine, sine;
+};
+
+Tables MakeTables(int64_t half, DType precision) {
+  Tables tables{half, {}, {}};
+  for (int64_t i = 0; i < kLength; ++i) {
+    for (int64_t j = 0; j < half; ++j) {
+      const double angle = 0.7 * static_cast<double>(i) / static_cast<double>(1 + j);
+      tables.cosine.push_back(test::RoundTo(precision, std::cos(angle)));
+      tables.sine.push_back(test::RoundTo(precision, std::sin(angle)));
+    }
+  }
+  return tables;
+}
+
+// Turns by a matrix product with the rotation of every pair; values (every fourth slot) stay.
+Values Reference(const Values& x, const Tables& tables) {
+  Values y = x;
+  const int64_t d = kLayout.head_size, half = tables.half;
+  for (int64_t slot = 0; slot < static_cast<int64_t>(x.size()) / d; ++slot) {
+    if (slot % 4 == 3) continue;
+    const int64_t position = slot * d / kLayout.width() / kBatch;
+    for (int64_t j = 0; j < half; ++j) {
+      const double c = tables.cosine[position * half + j], s = tables.sine[position * half + j];
+      const double lo = x[slot * d + j], hi = x[slot * d + j + half];
+      y[slot * d + j] = c * lo - s * hi;
+      y[slot * d + j + half] = s * lo + c * hi;
+    }
+  }
+  return y;
+}
+
+TEST(RotaryTest, TurnsAndTurnsGradientsBack) {
+  const Shape shape{kLength, kBatch, kLayout.width()};
+  for (int64_t half : {5, 3}) {  // All of a head and a part of it.
+    for (const Kind& kind : test::kKinds) {
+      const Tables tables = MakeTables(half, kind.precision);
+      const Owned cosine(DType::kF32, {kLength, half}, tables.cosine), sine(DType::kF32, {kLength, half}, tables.sine);
+      const Values x = test::RandomValues(shape.NumElements(), 1, 2.0, kind.precision),
+                   dy = test::RandomValues(shape.NumElements(), 2, 1.0, kind.precision);
+      const Owned y(kind.storage, shape, x), gradient(kind.storage, shape, dy);
+      Rotary({}, y, cosine, sine, kLayout, RotaryDirection::kForward, kind.precision);
+      Rotary({}, gradient, cosine, sine, kLayout, RotaryDirection::kBackward, kind.precision);
+      // Two rounded products of up to 2 and their rounded sum.
+      test::ExpectNear(y.ToValues(), Reference(x, tables), kind.epsilon(), 2 * kind.epsilon());
+      for (int64_t i = 0; i < shape.NumElements(); ++i) EXPECT_EQ(y[i], test::RoundTo(kind.precision, y[i]));
+      const Values slope = test::NumericGradient(x, [&](const Values& v) { return test::Dot(Reference(v, tables), dy); });
+      test::ExpectNear(gradient.ToValues(), slope, kind.epsilon(), kind.epsilon() + 1e-6);
+    }
+  }
+}
+
+// The rounding points of Megatron-LM's unfused form: both products, then the sum.
+TEST(RotaryTest, RoundsProductsAndSum) {
+  const Tables tables = MakeTables(5, DType::kBF16);
+  const Shape shape{kLength, kBatch, kLayout.width()};
+  const Owned cosine(DType::kF32, {kLength, 5}, tables.cosine), sine(DType::kF32, {kLength, 5}, tables.sine);
+  const Values x = test::RandomValues(shape.NumElements(), 1, 2.0);
+  const Owned y(DType::kBF16, shape, x);
+  Rotary({}, y, cosine, sine, kLayout, RotaryDirection::kForward, DType::kBF16);
+  const auto round = [](double v) { return test::RoundTo(DType::kBF16, v); };
+  for (int64_t i = 0; i < kLength * kBatch; ++i) {
+    for (int64_t j = 0; j < 5; ++j) {
+      const double c = tables.cosine[i / kBatch * 5 + j], s = tables.sine[i / kBatch * 5 + j];
+      const double lo = x[i * kLayout.width() + j], hi = x[i * kLayout.width() + j + 5];
+      EXPECT_EQ(y[i * kLayout.width() + j], round(round(lo * c) + round(-hi * s)));
+      EXPECT_EQ(y[i * kLayout.width() + j + 5], round(round(hi * c) + round(lo * s)));
+    }
+  }
+}
+
+TEST(RotaryTest, RefusesTablesThatDoNotFit) {
+  const Owned qkv(DType::kF32, {kLength, kBatch, kLayout.width()}), table(DType::kF32, {kLength, 6}),
+      short_table(DType::kF32, {kLength - 1, 5});
+  EXPECT_THROW(Rotary({}, qkv, table, table, kLayout, RotaryDirection::kForward, DType::kF32), EngineError);
+  EXPECT_THROW(Rotary({}, qkv, short_table, short_table, kLayout, RotaryDirection::kForward, DType::kF32), EngineError);
+}
+
+}  // namespace
+}  // namespace mbridge
