@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "engine/core/error.h"
+#include "engine/model/rotary_tables.h"
 
 namespace mbridge {
 namespace {
@@ -24,11 +25,35 @@ void RequireMultiple(std::string_view field, int64_t value, std::string_view of,
                     fmt::format("model.{} is {}: must be a multiple of model.{} = {}", field, value, of, divisor));
 }
 
+void RequireAbove(std::string_view field, double value, double bound) {
+  if (value > bound) return;
+  throw EngineError(v1::REASON_INVALID_CONFIG, fmt::format("model.{} is {}: above {}", field, value, bound));
+}
+
+void ValidateRotary(const GptConfig& config) {
+  RequireAbove("rotary_base", config.rotary_base, 0.0);
+  const int64_t width = RotaryWidth(config);
+  if (width < 2 || width > config.kv_channels || width % 2 != 0) {
+    throw EngineError(
+        v1::REASON_INVALID_CONFIG,
+        fmt::format(
+            "model.rotary_percent is {}: it must turn an even number of the {} elements of a head (model.kv_channels), not {}",
+            config.rotary_percent, config.kv_channels, width));
+  }
+  if (!config.rope_scaling) return;
+  RequireAbove("rope_scaling_factor", config.rope_scaling_factor, 0.0);
+  RequireAbove("rope_high_freq_factor", config.rope_high_freq_factor, config.rope_low_freq_factor);
+}
+
 [[noreturn]] void Unsupported(std::string_view what) {
   throw EngineError(v1::REASON_UNSUPPORTED_MODEL, fmt::format("this engine does not build {} yet", what));
 }
 
 }  // namespace
+
+int64_t Fc1Width(const GptConfig& config) {
+  return config.activation == ActivationKind::kSwiGlu ? 2 * config.ffn_hidden_size : config.ffn_hidden_size;
+}
 
 double EmbeddingInitStd(const GptConfig& config) {
   return config.embedding_init_std > 0 ? config.embedding_init_std : config.init_method_std;
@@ -59,9 +84,10 @@ void ValidateGptConfig(const GptConfig& config) {
   if (config.dtype != DType::kBF16 && config.dtype != DType::kF16 && config.dtype != DType::kF32) {
     throw EngineError(v1::REASON_INVALID_CONFIG, fmt::format("model dtype {}: BF16, F16 or F32", NameOf(config.dtype)));
   }
-  if (config.normalization != NormKind::kLayerNorm) Unsupported("RMSNorm");
-  if (config.activation != ActivationKind::kGelu) Unsupported("gated activations");
-  if (config.position_embedding == PositionKind::kRope) Unsupported("rotary positions");
+  if (config.attention_window < 0) RequirePositive("window_size", config.attention_window);
+  if (config.position_embedding == PositionKind::kRope) ValidateRotary(config);
+  if (config.qk_layernorm && config.normalization != NormKind::kRmsNorm)
+    Unsupported("query-key norms of another kind than RMSNorm");
 }
 
 }  // namespace mbridge

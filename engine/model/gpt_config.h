@@ -29,8 +29,21 @@ struct GptConfig {
   ActivationKind activation = ActivationKind::kGelu;
   PositionKind position_embedding = PositionKind::kLearnedAbsolute;
   bool add_bias_linear = true;
-  bool tied_embeddings = true;  // share_embeddings_and_output_weights.
+  bool add_qkv_bias = false;     // A bias of linear_qkv alone, where add_bias_linear is off.
+  bool qk_layernorm = false;     // Norm of each query and key head, before the rotation; with RMSNorm only.
+  int64_t attention_window = 0;  // Sliding window: keys that a query sees, its own included; 0: all before it.
+  bool tied_embeddings = true;   // share_embeddings_and_output_weights.
   double layernorm_epsilon = 1e-5;
+
+  // Rotary positions (kRope).
+  double rotary_base = 10000;
+  double rotary_percent = 1.0;              // (0, 1]: share of a head that is turned.
+  double seq_len_interpolation_factor = 0;  // Positions are divided by it; 0: not.
+  bool rope_scaling = false;                // Llama 3's scaling of the frequencies, by the next four.
+  double rope_scaling_factor = 8;
+  double rope_low_freq_factor = 1;
+  double rope_high_freq_factor = 4;
+  double rope_original_length = 8192;
 
   // Regularisation.
   double hidden_dropout = 0.1;     // [0, 1); also after the embedding.
@@ -42,13 +55,18 @@ struct GptConfig {
   double embedding_init_std = 0;  // Word and position tables; 0: init_method_std.
 
   // Numerics. The defaults are Megatron-LM's command line; Megatron-Bridge's vanilla GPT turns both fusions off.
-  DType dtype = DType::kBF16;          // Parameters and activations: BF16, F16 or F32.
-  bool bias_activation_fusion = true;  // GELU: tanh approximation, one rounding. Off: bias added with a rounding, then exact erf.
-  bool bias_dropout_fusion = true;     // Compiled dropout mask, one rounding. Off: eager dropout mask, each step rounded.
+  DType dtype = DType::kBF16;  // Parameters and activations: BF16, F16 or F32.
+  // GELU: tanh approximation, one rounding; off: bias added with a rounding, then exact erf. SwiGLU: one rounding; off: each
+  // step.
+  bool bias_activation_fusion = true;
+  bool bias_dropout_fusion = true;  // Compiled dropout mask, one rounding. Off: eager dropout mask, each step rounded.
   bool attention_softmax_in_fp32 = false;
   bool cross_entropy_loss_fusion =
       false;  // On: logit gradients are rounded to BF16 in every model dtype, as the fused kernel does.
 };
+
+// Width of the first MLP layer: gate and linear half of a gated activation.
+int64_t Fc1Width(const GptConfig& config);
 
 // The deviations with the zeros resolved.
 double OutputInitStd(const GptConfig& config);

@@ -10,6 +10,7 @@
 #include "engine/core/arena.h"
 #include "engine/core/parameter.h"
 #include "engine/model/output_head.h"
+#include "engine/model/rotary_tables.h"
 #include "engine/model/transformer_layer.h"
 #include "engine/model/weights.h"
 #include "engine/ops/convert.h"
@@ -17,7 +18,6 @@
 #include "engine/ops/embedding.h"
 #include "engine/ops/gemm.h"
 #include "engine/ops/gradient_sums.h"
-#include "engine/ops/layer_norm.h"
 
 namespace mbridge {
 namespace {
@@ -43,6 +43,7 @@ struct Activations {
   Tensor normed;                                      // [s, b, h]: input of the output layer.
   Tensor gradient;                                    // [s, b, h]: of the residual stream.
   Tensor touched_words, touched_positions, gathered;  // Of EmbeddingBackward.
+  Tensor rotary_cosine, rotary_sine;                  // [s, RotaryWidth / 2], with rotary positions.
   LayerScratch layer_scratch;
   OutputHeadScratch head;
 
@@ -60,11 +61,15 @@ struct Activations {
         a.layers.back().input = stream;
       }
     }
-    a.final_norm = {arena->Allocate(DType::kF32, {s * b}), arena->Allocate(DType::kF32, {s * b})};
+    a.final_norm = NormRecord::Allocate(arena, step);
     a.normed = arena->Allocate(step.storage, {s, b, h});
     a.gradient = arena->Allocate(step.storage, {s, b, h});
     a.touched_words = arena->Allocate(DType::kI32, {c.padded_vocab_size});
     a.touched_positions = arena->Allocate(DType::kI32, {std::max<int64_t>(c.max_position_embeddings, 1)});
+    if (c.position_embedding == PositionKind::kRope) {
+      a.rotary_cosine = arena->Allocate(DType::kF32, {s, RotaryWidth(c) / 2});
+      a.rotary_sine = arena->Allocate(DType::kF32, {s, RotaryWidth(c) / 2});
+    }
     a.gathered = arena->Allocate(DType::kF32, {s * b, h});
     a.layer_scratch = LayerScratch::Allocate(arena, step, omp_get_max_threads());
     a.head = OutputHeadScratch::Allocate(arena, step);
@@ -107,14 +112,15 @@ struct GptModel::Impl {
 
   Norm DeclareNorm(ParameterStore* store, const std::string& name) {
     const int gamma = Declare(store, name + ".weight", {config.hidden_size}, {InitRule::Kind::kConstant, 1.0f}, true);
-    const int beta = Declare(store, name + ".bias", {config.hidden_size}, {}, true);
-    return {gamma, beta};
+    if (config.normalization == NormKind::kRmsNorm) return {.gamma = gamma};
+    return {.gamma = gamma, .beta = Declare(store, name + ".bias", {config.hidden_size}, {}, true)};
   }
 
-  Linear DeclareLinear(ParameterStore* store, const std::string& name, int64_t out, int64_t in, double std, bool row_parallel) {
+  Linear DeclareLinear(ParameterStore* store, const std::string& name, int64_t out, int64_t in, double std, bool row_parallel,
+                       bool add_bias = false) {
     Linear linear;
     linear.weight = Declare(store, name + ".weight", {out, in}, {InitRule::Kind::kModelParallelNormal, static_cast<float>(std)});
-    if (config.add_bias_linear) linear.bias = Declare(store, name + ".bias", {out}, {}, row_parallel);
+    if (config.add_bias_linear || add_bias) linear.bias = Declare(store, name + ".bias", {out}, {}, row_parallel);
     return linear;
   }
 
@@ -124,9 +130,15 @@ struct GptModel::Impl {
     LayerParameters p;
     p.input_norm = DeclareNorm(store, prefix + "input_layernorm");
     p.proj = DeclareLinear(store, prefix + "self_attention.linear_proj", c.hidden_size, q, OutputInitStd(c), true);
-    p.qkv = DeclareLinear(store, prefix + "self_attention.linear_qkv", q + 2 * kv, c.hidden_size, c.init_method_std, false);
+    p.qkv = DeclareLinear(store, prefix + "self_attention.linear_qkv", q + 2 * kv, c.hidden_size, c.init_method_std, false,
+                          c.add_qkv_bias);
+    if (c.qk_layernorm) {
+      const InitRule ones{InitRule::Kind::kConstant, 1.0f};
+      p.query_gamma = Declare(store, prefix + "self_attention.q_layernorm.weight", {c.kv_channels}, ones, true);
+      p.key_gamma = Declare(store, prefix + "self_attention.k_layernorm.weight", {c.kv_channels}, ones, true);
+    }
     p.mlp_norm = DeclareNorm(store, prefix + "pre_mlp_layernorm");
-    p.fc1 = DeclareLinear(store, prefix + "mlp.linear_fc1", c.ffn_hidden_size, c.hidden_size, c.init_method_std, false);
+    p.fc1 = DeclareLinear(store, prefix + "mlp.linear_fc1", Fc1Width(c), c.hidden_size, c.init_method_std, false);
     p.fc2 = DeclareLinear(store, prefix + "mlp.linear_fc2", c.hidden_size, c.ffn_hidden_size, OutputInitStd(c), true);
     return p;
   }
@@ -138,6 +150,8 @@ struct GptModel::Impl {
             .storage = storage,
             .seq_length = config.seq_length,
             .micro_batch_size = micro_batch_size,
+            .rotary_cosine = activations.rotary_cosine,
+            .rotary_sine = activations.rotary_sine,
             .streams = streams};
   }
 
@@ -165,8 +179,7 @@ void GptModel::Impl::Forward(const Step& step, const Batch& batch) {
     const Tensor& output = i + 1 < layers.size() ? a.layers[i + 1].input : a.last_hidden;
     TransformerLayerForward(step, layers[i], weights, a.layer_scratch, &a.layers[i], output);
   }
-  LayerNormForward(step.context, a.last_hidden, weights.value(final_norm.gamma), weights.value(final_norm.beta),
-                   static_cast<float>(config.layernorm_epsilon), step.precision, a.normed, a.final_norm.mean, a.final_norm.rstd);
+  final_norm.Forward(step, weights, a.last_hidden, a.final_norm, a.normed);
 }
 
 // From the output head's gradients to the embedding's.
@@ -175,9 +188,7 @@ void GptModel::Impl::Backward(const Step& step, const Batch& batch) {
   const int64_t b = step.micro_batch_size, s = step.seq_length;
   const Tensor head_grad = a.head.input_grad.View(a.gradient.shape);
   Convert(step.context, head_grad, step.precision, a.gradient);
-  LayerNormBackward(step.context, a.gradient, a.last_hidden, weights.value(final_norm.gamma), a.final_norm.mean,
-                    a.final_norm.rstd, {}, step.precision, a.gradient, weights.main_grad(final_norm.gamma),
-                    weights.main_grad(final_norm.beta));
+  final_norm.Backward(step, weights, a.gradient, a.last_hidden, a.final_norm, {}, a.gradient);
   for (size_t i = layers.size(); i-- > 0;) {
     TransformerLayerBackward(step, layers[i], weights, a.layer_scratch, a.layers[i], a.gradient);
   }
@@ -230,7 +241,7 @@ void GptModel::Impl::CheckBatch(const Batch& batch) const {
   if (micro_batch_size == 0) ThrowEngineError("the model ran before Prepare");
   const int64_t count = micro_batch_size * config.seq_length;
   CheckIds("token id", batch.tokens, count, config.padded_vocab_size);
-  CheckIds("label", batch.labels, count, config.padded_vocab_size);
+  if (batch.labels != nullptr) CheckIds("label", batch.labels, count, config.padded_vocab_size);
   if (position_table >= 0) CheckIds("position id", batch.position_ids, count, config.max_position_embeddings);
 }
 
@@ -284,6 +295,9 @@ void GptModel::Prepare(const ParameterStore& store, int micro_batch_size) {
   Activations::Allocate(&plan, m.StepFor(nullptr));
   m.arena = Arena(plan.peak());
   m.activations = Activations::Allocate(&m.arena, m.StepFor(nullptr));
+  if (!m.activations.rotary_cosine.empty()) {
+    FillRotaryTables(m.config, m.activations.rotary_cosine, m.activations.rotary_sine);
+  }
   for (const Tensor& touched : {m.activations.touched_words, m.activations.touched_positions}) {
     std::fill_n(touched.as<int32_t>(), touched.size(), -1);
   }
@@ -317,6 +331,17 @@ GptModel::LossSum GptModel::Evaluate(const int32_t* tokens, const int32_t* label
   return m.SumLosses(batch, sum);
 }
 
+void GptModel::Logits(const int32_t* tokens, const int32_t* position_ids, const Tensor& logits) {
+  Impl& m = *impl_;
+  const Impl::Batch batch{.tokens = tokens, .labels = nullptr, .loss_mask = nullptr, .position_ids = position_ids};
+  m.CheckBatch(batch);
+  const Step step = m.StepFor(nullptr);
+  m.Forward(step, batch);
+  Gemm(step.context, AsMatrix(m.activations.normed), AsMatrix(m.weights.value(m.output_table)), AsMatrix(logits),
+       {.transpose_b = true});
+  Convert(step.context, logits, step.precision, logits);
+}
+
 const GptConfig& GptModel::config() const { return impl_->config; }
 
 int64_t GptModel::ActivationBytes() const { return static_cast<int64_t>(impl_->arena.capacity()) + impl_->weights.bytes(); }
@@ -326,7 +351,7 @@ double GptModel::FlopsPerToken() const {
   const auto h = static_cast<double>(c.hidden_size), q = static_cast<double>(c.num_attention_heads * c.kv_channels);
   const auto kv = static_cast<double>(c.num_query_groups * c.kv_channels);
   const double projections = h * (q + 2 * kv) + q * h, core = q * static_cast<double>(c.seq_length);
-  const double mlp = 2 * h * static_cast<double>(c.ffn_hidden_size);
+  const double mlp = h * static_cast<double>(Fc1Width(c) + c.ffn_hidden_size);
   return 6 * (static_cast<double>(c.num_layers) * (projections + core + mlp) + h * static_cast<double>(c.padded_vocab_size));
 }
 

@@ -15,6 +15,7 @@ namespace mbridge {
 
 class Communicator;
 class ParameterStore;
+struct Tensor;
 
 class GptModel {
  public:
@@ -51,6 +52,9 @@ class GptModel {
 
   // The same loss without dropout and gradients; draws nothing.
   LossSum Evaluate(const int32_t* tokens, const int32_t* labels, const float* loss_mask, const int32_t* position_ids);
+
+  // logits [s, b, padded vocabulary] F32 of one microbatch without dropout, rounded to the model dtype.
+  void Logits(const int32_t* tokens, const int32_t* position_ids, const Tensor& logits);
 
   const GptConfig& config() const;
   // Bytes allocated by Prepare: activations, workspaces and weight copies.

@@ -157,6 +157,59 @@ TEST(GptModelTest, GradientsOfOtherParts) {
   ExpectGradientsAreSlopes(config);
 }
 
+GptConfig LlamaConfig() {
+  GptConfig config = SmallConfig();
+  config.normalization = NormKind::kRmsNorm;
+  config.activation = ActivationKind::kSwiGlu;
+  config.position_embedding = PositionKind::kRope;
+  config.rotary_base = 100;
+  config.tied_embeddings = config.add_bias_linear = false;
+  config.num_attention_heads = 4;
+  config.num_query_groups = 2;
+  config.hidden_dropout = config.attention_dropout = 0.0;
+  config.max_position_embeddings = 0;  // Without a table nothing reads it.
+  return config;
+}
+
+TEST(GptModelTest, GradientsOfLlama) { ExpectGradientsAreSlopes(LlamaConfig()); }
+
+TEST(GptModelTest, GradientsOfLlamaWithBiasesAndDropout) {
+  GptConfig config = LlamaConfig();
+  config.add_bias_linear = config.tied_embeddings = true;
+  config.bias_activation_fusion = false;
+  config.hidden_dropout = config.attention_dropout = 0.1;
+  ExpectGradientsAreSlopes(config);
+}
+
+TEST(GptModelTest, GradientsOfQwen) {
+  GptConfig config = LlamaConfig();
+  config.qk_layernorm = config.add_qkv_bias = true;
+  config.rotary_percent = 0.5;
+  config.attention_window = 4;
+  config.rope_scaling = true;
+  config.rope_original_length = 20;
+  ExpectGradientsAreSlopes(config);
+}
+
+TEST(GptModelTest, NamesOfTheLlamaFamily) {
+  GptConfig config = LlamaConfig();
+  config.num_layers = 1;
+  config.qk_layernorm = config.add_qkv_bias = true;
+  GptModel model(config, nullptr);
+  ParameterStore store(config.dtype, DeviceType::kCpu);
+  model.DeclareParameters(&store);
+  std::vector<std::string> names;
+  for (const Parameter& parameter : store.parameters()) names.push_back(parameter.spec.name + parameter.spec.shape.ToString());
+  const std::string layer = "decoder.layers.0.";
+  EXPECT_EQ(names, (std::vector<std::string>{
+                       "embedding.word_embeddings.weight[50, 24]", layer + "input_layernorm.weight[24]",
+                       layer + "self_attention.linear_proj.weight[24, 32]", layer + "self_attention.linear_qkv.weight[64, 24]",
+                       layer + "self_attention.linear_qkv.bias[64]", layer + "self_attention.q_layernorm.weight[8]",
+                       layer + "self_attention.k_layernorm.weight[8]", layer + "pre_mlp_layernorm.weight[24]",
+                       layer + "mlp.linear_fc1.weight[80, 24]", layer + "mlp.linear_fc2.weight[24, 40]",
+                       "decoder.final_layernorm.weight[24]", "output_layer.weight[50, 24]"}));
+}
+
 // More tokens than a block of the output head and more words than a tile.
 TEST(GptModelTest, GradientsAcrossBlocksAndTiles) {
   GptConfig config = SmallConfig();
@@ -304,9 +357,20 @@ TEST(GptModelTest, RefusesWhatItCannotBuild) {
   EXPECT_EQ(reason_with([](GptConfig* c) { c->num_query_groups = 2; }), v1::REASON_INVALID_CONFIG);
   EXPECT_EQ(reason_with([](GptConfig* c) { c->max_position_embeddings = 9; }), v1::REASON_INVALID_CONFIG);
   EXPECT_EQ(reason_with([](GptConfig* c) { c->dtype = DType::kF64; }), v1::REASON_INVALID_CONFIG);
-  EXPECT_EQ(reason_with([](GptConfig* c) { c->normalization = NormKind::kRmsNorm; }), v1::REASON_UNSUPPORTED_MODEL);
-  EXPECT_EQ(reason_with([](GptConfig* c) { c->position_embedding = PositionKind::kRope; }), v1::REASON_UNSUPPORTED_MODEL);
-  EXPECT_EQ(reason_with([](GptConfig* c) { c->activation = ActivationKind::kSwiGlu; }), v1::REASON_UNSUPPORTED_MODEL);
+  EXPECT_EQ(reason_with([](GptConfig* c) { c->attention_window = -1; }), v1::REASON_INVALID_CONFIG);
+  EXPECT_EQ(reason_with([](GptConfig* c) { c->qk_layernorm = true; }), v1::REASON_UNSUPPORTED_MODEL);
+  const auto rotary_reason_with = [&](auto change) {
+    return reason_with([&](GptConfig* c) {
+      c->position_embedding = PositionKind::kRope;
+      change(c);
+    });
+  };
+  EXPECT_EQ(rotary_reason_with([](GptConfig*) {}), v1::REASON_UNSPECIFIED);
+  EXPECT_EQ(rotary_reason_with([](GptConfig* c) { c->rotary_base = 0; }), v1::REASON_INVALID_CONFIG);
+  EXPECT_EQ(rotary_reason_with([](GptConfig* c) { c->rotary_percent = 0.4; }), v1::REASON_INVALID_CONFIG);
+  EXPECT_EQ(rotary_reason_with([](GptConfig* c) { c->rotary_percent = 0.1; }), v1::REASON_INVALID_CONFIG);
+  EXPECT_EQ(rotary_reason_with([](GptConfig* c) { c->rope_scaling = true, c->rope_scaling_factor = 0; }),
+            v1::REASON_INVALID_CONFIG);
 }
 
 TEST(GptModelTest, RefusesIdsOutOfRange) {
@@ -334,6 +398,12 @@ TEST(GptModelTest, FlopsOfTheReferenceRun) {
   config.padded_vocab_size = 51200;
   const double dense = 6.0 * 32 * 12 * 4096.0 * 4096, core = 6.0 * 32 * 4096 * 2048, logits = 6.0 * 4096 * 51200;
   EXPECT_DOUBLE_EQ(GptModel(config, nullptr).FlopsPerToken(), dense + core + logits);
+}
+
+TEST(GptModelTest, FlopsOfAGatedModel) {
+  GptConfig config = LlamaConfig();
+  const double attention = 24.0 * (32 + 2 * 16) + 32.0 * 24 + 32.0 * 10, mlp = 3.0 * 24 * 40;
+  EXPECT_DOUBLE_EQ(GptModel(config, nullptr).FlopsPerToken(), 6 * (2 * (attention + mlp) + 24.0 * 50));
 }
 
 }  // namespace

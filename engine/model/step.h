@@ -14,7 +14,8 @@ struct Step {
   DType storage = DType::kF32;    // Dtype of activations; F32 also holds BF16 and F16 values (engine/ops/cpu/precision.h).
   int64_t seq_length = 0;
   int64_t micro_batch_size = 0;
-  RngStreams* streams = nullptr;  // Null in evaluation: no dropout, nothing is kept for backward.
+  Tensor rotary_cosine, rotary_sine;  // FillRotaryTables; empty without rotary positions.
+  RngStreams* streams = nullptr;      // Null in evaluation: no dropout, nothing is kept for backward.
 
   bool training() const { return streams != nullptr; }
 };

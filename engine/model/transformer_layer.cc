@@ -9,13 +9,14 @@
 #include "engine/ops/convert.h"
 #include "engine/ops/dropout.h"
 #include "engine/ops/gradient_sums.h"
-#include "engine/ops/layer_norm.h"
+#include "engine/ops/rms_norm.h"
+#include "engine/ops/rotary.h"
+#include "engine/ops/swiglu.h"
 
 namespace mbridge {
 namespace {
 
 int64_t QueryWidth(const GptConfig& c) { return c.num_attention_heads * c.kv_channels; }
-int64_t QkvWidth(const GptConfig& c) { return (c.num_attention_heads + 2 * c.num_query_groups) * c.kv_channels; }
 
 Tensor BiasOf(const Weights& weights, const Linear& linear) { return linear.bias < 0 ? Tensor() : weights.value(linear.bias); }
 Tensor BiasGradOf(const Weights& weights, const Linear& linear) {
@@ -24,6 +25,7 @@ Tensor BiasGradOf(const Weights& weights, const Linear& linear) {
 
 DropoutKind HiddenDropoutKind(const GptConfig& c) { return c.bias_dropout_fusion ? DropoutKind::kCompiled : DropoutKind::kEager; }
 GeluKind GeluKindOf(const GptConfig& c) { return c.bias_activation_fusion ? GeluKind::kTanhFused : GeluKind::kErf; }
+SwiGluKind SwiGluKindOf(const GptConfig& c) { return c.bias_activation_fusion ? SwiGluKind::kFused : SwiGluKind::kEager; }
 
 std::span<uint8_t> BytesOf(const Tensor& keep) { return {keep.as<uint8_t>(), static_cast<size_t>(keep.size())}; }
 
@@ -48,29 +50,66 @@ Tensor DrawAttentionMask(const Step& step, const Tensor& keep) {
   return keep;
 }
 
-void NormForward(const Step& step, const Norm& norm, const Weights& weights, const Tensor& x, const NormRecord& record,
-                 const Tensor& y) {
-  LayerNormForward(step.context, x, weights.value(norm.gamma), weights.value(norm.beta),
-                   static_cast<float>(step.config->layernorm_epsilon), step.precision, y, record.mean, record.rstd);
+QkvLayout LayoutOf(const GptConfig& c) { return {c.num_attention_heads, c.num_query_groups, c.kv_channels}; }
+
+// record->qkv from record->projected.
+void PrepareHeads(const Step& step, const LayerParameters& p, const Weights& weights, const LayerRecord& r) {
+  const GptConfig& c = *step.config;
+  if (c.qk_layernorm) {
+    QkNormForward(step.context, r.projected, weights.value(p.query_gamma), weights.value(p.key_gamma), LayoutOf(c),
+                  static_cast<float>(c.layernorm_epsilon), step.precision, r.qkv, r.qk_rstd);
+  }
+  if (c.position_embedding == PositionKind::kRope) {
+    Rotary(step.context, r.qkv, step.rotary_cosine, step.rotary_sine, LayoutOf(c), RotaryDirection::kForward, step.precision);
+  }
 }
 
-// gradient += round(norm's input gradient), rounded.
-void NormBackward(const Step& step, const Norm& norm, const Weights& weights, const Tensor& dy, const Tensor& x,
-                  const NormRecord& record, const Tensor& gradient) {
-  LayerNormBackward(step.context, dy, x, weights.value(norm.gamma), record.mean, record.rstd, gradient, step.precision, gradient,
-                    weights.main_grad(norm.gamma), weights.main_grad(norm.beta));
+// d_qkv: of record.qkv on entry, of record.projected on return.
+void PrepareHeadsBackward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerRecord& r,
+                          const Tensor& d_qkv) {
+  const GptConfig& c = *step.config;
+  if (c.position_embedding == PositionKind::kRope) {
+    Rotary(step.context, d_qkv, step.rotary_cosine, step.rotary_sine, LayoutOf(c), RotaryDirection::kBackward, step.precision);
+  }
+  if (c.qk_layernorm) {
+    QkNormBackward(step.context, d_qkv, r.projected, weights.value(p.query_gamma), weights.value(p.key_gamma), r.qk_rstd,
+                   LayoutOf(c), step.precision, weights.main_grad(p.query_gamma), weights.main_grad(p.key_gamma));
+  }
+}
+
+void ActivationForward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerRecord& r) {
+  const GptConfig& c = *step.config;
+  const Tensor bias = BiasOf(weights, p.fc1);
+  if (c.activation == ActivationKind::kSwiGlu) {
+    SwiGluForward(step.context, r.fc1_output, bias, SwiGluKindOf(c), step.precision, r.activated);
+  } else {
+    BiasGeluForward(step.context, r.fc1_output, bias, GeluKindOf(c), step.precision, r.activated);
+  }
+}
+
+// scratch.d_fc1 from scratch.d_activated.
+void ActivationBackward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerRecord& r,
+                        const LayerScratch& scratch) {
+  const GptConfig& c = *step.config;
+  const Tensor bias = BiasOf(weights, p.fc1);
+  if (c.activation == ActivationKind::kSwiGlu) {
+    SwiGluBackward(step.context, scratch.d_activated, r.fc1_output, bias, SwiGluKindOf(c), step.precision, scratch.d_fc1);
+  } else {
+    BiasGeluBackward(step.context, scratch.d_activated, r.fc1_output, bias, GeluKindOf(c), step.precision, scratch.d_fc1);
+  }
 }
 
 void AttentionBlockForward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
                            LayerRecord* r) {
   const GptConfig& c = *step.config;
-  NormForward(step, p.input_norm, weights, r->input, r->input_norm, r->normed_input);
-  p.qkv.Forward(step, weights, r->normed_input, r->qkv);
+  p.input_norm.Forward(step, weights, r->input, r->input_norm, r->normed_input);
+  p.qkv.Forward(step, weights, r->normed_input, r->projected);
   if (p.qkv.bias >= 0) {
-    BiasAdd(step.context, r->qkv, BiasOf(weights, p.qkv), step.precision);
+    BiasAdd(step.context, r->projected, BiasOf(weights, p.qkv), step.precision);
   } else {
-    Convert(step.context, r->qkv, step.precision, r->qkv);
+    Convert(step.context, r->projected, step.precision, r->projected);
   }
+  PrepareHeads(step, p, weights, *r);
   const Tensor keep = DrawAttentionMask(step, r->attention_keep);
   AttentionForward(step.context, r->qkv, keep, AttentionOptionsOf(step), step.training() ? r->probabilities : Tensor(),
                    r->context, scratch.attention);
@@ -82,9 +121,9 @@ void AttentionBlockForward(const Step& step, const LayerParameters& p, const Wei
 void MlpBlockForward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
                      LayerRecord* r, const Tensor& output) {
   const GptConfig& c = *step.config;
-  NormForward(step, p.mlp_norm, weights, r->middle, r->mlp_norm, r->normed_middle);
+  p.mlp_norm.Forward(step, weights, r->middle, r->mlp_norm, r->normed_middle);
   p.fc1.Forward(step, weights, r->normed_middle, r->fc1_output);
-  BiasGeluForward(step.context, r->fc1_output, BiasOf(weights, p.fc1), GeluKindOf(c), step.precision, r->activated);
+  ActivationForward(step, p, weights, *r);
   p.fc2.Forward(step, weights, r->activated, scratch.hidden_a);
   BiasDropoutAddForward(step.context, scratch.hidden_a, BiasOf(weights, p.fc2), r->middle, DrawHiddenMask(step, r->fc2_keep),
                         c.hidden_dropout, HiddenDropoutKind(c), step.precision, output);
@@ -96,12 +135,11 @@ void MlpBlockBackward(const Step& step, const LayerParameters& p, const Weights&
   const Tensor keep = c.hidden_dropout == 0.0 ? Tensor() : r.fc2_keep;
   BiasDropoutAddBackward(step.context, gradient, keep, c.hidden_dropout, HiddenDropoutKind(c), step.precision, scratch.hidden_a,
                          BiasGradOf(weights, p.fc2));
-  p.fc2.Backward(step, weights, scratch.hidden_a, r.activated, scratch.d_ffn, scratch.weight_grad);
-  BiasGeluBackward(step.context, scratch.d_ffn, r.fc1_output, BiasOf(weights, p.fc1), GeluKindOf(c), step.precision,
-                   scratch.d_ffn);
-  if (p.fc1.bias >= 0) AddColumnSums(step.context, scratch.d_ffn, step.precision, BiasGradOf(weights, p.fc1));
-  p.fc1.Backward(step, weights, scratch.d_ffn, r.normed_middle, scratch.hidden_b, scratch.weight_grad);
-  NormBackward(step, p.mlp_norm, weights, scratch.hidden_b, r.middle, r.mlp_norm, gradient);
+  p.fc2.Backward(step, weights, scratch.hidden_a, r.activated, scratch.d_activated, scratch.weight_grad);
+  ActivationBackward(step, p, weights, r, scratch);
+  if (p.fc1.bias >= 0) AddColumnSums(step.context, scratch.d_fc1, step.precision, BiasGradOf(weights, p.fc1));
+  p.fc1.Backward(step, weights, scratch.d_fc1, r.normed_middle, scratch.hidden_b, scratch.weight_grad);
+  p.mlp_norm.Backward(step, weights, scratch.hidden_b, r.middle, r.mlp_norm, gradient, gradient);
 }
 
 void AttentionBlockBackward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
@@ -115,13 +153,10 @@ void AttentionBlockBackward(const Step& step, const LayerParameters& p, const We
   const Tensor attention_keep = c.attention_dropout == 0.0 ? Tensor() : r.attention_keep;
   AttentionBackward(step.context, scratch.d_context, r.qkv, attention_keep, r.probabilities, AttentionOptionsOf(step),
                     scratch.d_qkv, scratch.attention);
+  PrepareHeadsBackward(step, p, weights, r, scratch.d_qkv);
   if (p.qkv.bias >= 0) AddColumnSums(step.context, scratch.d_qkv, step.precision, BiasGradOf(weights, p.qkv));
   p.qkv.Backward(step, weights, scratch.d_qkv, r.normed_input, scratch.hidden_b, scratch.weight_grad);
-  NormBackward(step, p.input_norm, weights, scratch.hidden_b, r.input, r.input_norm, gradient);
-}
-
-NormRecord AllocateNorm(Arena* arena, int64_t rows) {
-  return {arena->Allocate(DType::kF32, {rows}), arena->Allocate(DType::kF32, {rows})};
+  p.input_norm.Backward(step, weights, scratch.hidden_b, r.input, r.input_norm, gradient, gradient);
 }
 
 }  // namespace
@@ -134,6 +169,7 @@ AttentionOptions AttentionOptionsOf(const Step& step) {
           .groups = c.num_query_groups,
           .head_size = c.kv_channels,
           .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.kv_channels))),
+          .window = c.attention_window,
           .dropout = c.attention_dropout,
           .softmax_in_fp32 = c.attention_softmax_in_fp32,
           .precision = step.precision};
@@ -146,10 +182,14 @@ LayerRecord LayerRecord::Allocate(Arena* arena, const Step& step) {
   const auto mask = [&](bool wanted, const Shape& shape) { return wanted ? arena->Allocate(DType::kU8, shape) : Tensor(); };
   const Shape scores{b, c.num_attention_heads, s, s};
   LayerRecord r;
-  r.input_norm = AllocateNorm(arena, s * b);
-  r.mlp_norm = AllocateNorm(arena, s * b);
+  r.input_norm = NormRecord::Allocate(arena, step);
+  r.mlp_norm = NormRecord::Allocate(arena, step);
   r.normed_input = activation(h);
-  r.qkv = activation(QkvWidth(c));
+  r.projected = r.qkv = activation(LayoutOf(c).width());
+  if (c.qk_layernorm) {
+    r.projected = activation(LayoutOf(c).width());
+    r.qk_rstd = arena->Allocate(DType::kF32, {s * b, c.num_attention_heads + c.num_query_groups});
+  }
   r.attention_keep = mask(c.attention_dropout > 0.0, scores);
   r.probabilities = arena->Allocate(ProbabilityType(AttentionOptionsOf(step)), scores);
   r.context = activation(QueryWidth(c));
@@ -157,7 +197,7 @@ LayerRecord LayerRecord::Allocate(Arena* arena, const Step& step) {
   r.fc2_keep = mask(c.hidden_dropout > 0.0, {s, b, h});
   r.middle = activation(h);
   r.normed_middle = activation(h);
-  r.fc1_output = activation(c.ffn_hidden_size);
+  r.fc1_output = activation(Fc1Width(c));
   r.activated = activation(c.ffn_hidden_size);
   return r;
 }
@@ -171,9 +211,11 @@ LayerScratch LayerScratch::Allocate(Arena* arena, const Step& step, int threads)
   scratch.hidden_a = activation(c.hidden_size);
   scratch.hidden_b = activation(c.hidden_size);
   scratch.d_context = activation(QueryWidth(c));
-  scratch.d_qkv = activation(QkvWidth(c));
-  scratch.d_ffn = activation(c.ffn_hidden_size);
-  scratch.weight_grad = arena->Allocate(DType::kF32, {std::max({QkvWidth(c), c.ffn_hidden_size, QueryWidth(c)}) * c.hidden_size});
+  scratch.d_qkv = activation(LayoutOf(c).width());
+  scratch.d_activated = scratch.d_fc1 = activation(c.ffn_hidden_size);
+  if (Fc1Width(c) != c.ffn_hidden_size) scratch.d_fc1 = activation(Fc1Width(c));
+  scratch.weight_grad =
+      arena->Allocate(DType::kF32, {std::max({LayoutOf(c).width(), Fc1Width(c), QueryWidth(c)}) * c.hidden_size});
   scratch.attention = arena->Allocate(DType::kU8, {AttentionWorkspaceBytes(AttentionOptionsOf(step), step.storage, threads)});
   return scratch;
 }

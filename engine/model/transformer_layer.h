@@ -4,26 +4,18 @@
 
 #include "engine/core/arena.h"
 #include "engine/model/linear.h"
+#include "engine/model/norm.h"
 #include "engine/model/step.h"
 #include "engine/model/weights.h"
 #include "engine/ops/attention.h"
 
 namespace mbridge {
 
-struct Norm {
-  int gamma = -1;
-  int beta = -1;
-};
-
 // Parameter indices of a layer.
 struct LayerParameters {
   Norm input_norm, mlp_norm;
   Linear proj, qkv, fc1, fc2;
-};
-
-// What a norm's backward needs.
-struct NormRecord {
-  Tensor mean, rstd;  // F32 [rows].
+  int query_gamma = -1, key_gamma = -1;  // Indices of [kv_channels], with qk_layernorm.
 };
 
 // Activations of one layer and microbatch. [s, b, ...] in the storage dtype unless said; masks are empty without dropout.
@@ -31,14 +23,16 @@ struct LayerRecord {
   Tensor input;  // The residual stream that enters; set by the caller.
   NormRecord input_norm, mlp_norm;
   Tensor normed_input;         // h.
-  Tensor qkv;                  // Heads' queries, keys, values.
+  Tensor projected;            // Output of linear_qkv: heads' queries, keys, values.
+  Tensor qk_rstd;              // F32 [rows, heads + groups], with qk_layernorm.
+  Tensor qkv;                  // What attention reads: normalised and turned; without qk_layernorm the memory of `projected`.
   Tensor attention_keep;       // U8 [b, heads, s, s].
   Tensor probabilities;        // [b, heads, s, s].
   Tensor context;              // heads * kv_channels.
   Tensor proj_keep, fc2_keep;  // U8 [s, b, h].
   Tensor middle;               // h: after attention's bias-dropout-add.
   Tensor normed_middle;        // h.
-  Tensor fc1_output;           // ffn; without bias, unrounded if storage is F32.
+  Tensor fc1_output;           // Fc1Width; without bias, unrounded if storage is F32.
   Tensor activated;            // ffn.
 
   static LayerRecord Allocate(Arena* arena, const Step& step);
@@ -49,7 +43,8 @@ struct LayerScratch {
   Tensor hidden_a, hidden_b;  // [s, b, h].
   Tensor d_context;           // [s, b, heads * kv_channels].
   Tensor d_qkv;               // As qkv.
-  Tensor d_ffn;               // [s, b, ffn].
+  Tensor d_activated;         // [s, b, ffn].
+  Tensor d_fc1;               // [s, b, Fc1Width]; the memory of d_activated if that is as wide.
   Tensor weight_grad;         // F32, the largest weight of a layer.
   Tensor attention;           // U8, attention's workspace.
 

@@ -1,0 +1,37 @@
+#include "engine/model/norm.h"
+
+#include "engine/ops/layer_norm.h"
+#include "engine/ops/rms_norm.h"
+
+namespace mbridge {
+
+NormRecord NormRecord::Allocate(Arena* arena, const Step& step) {
+  const Shape rows{step.seq_length * step.micro_batch_size};
+  NormRecord record;
+  if (step.config->normalization == NormKind::kLayerNorm) record.mean = arena->Allocate(DType::kF32, rows);
+  record.rstd = arena->Allocate(DType::kF32, rows);
+  return record;
+}
+
+void Norm::Forward(const Step& step, const Weights& weights, const Tensor& x, const NormRecord& record, const Tensor& y) const {
+  const auto epsilon = static_cast<float>(step.config->layernorm_epsilon);
+  if (step.config->normalization == NormKind::kRmsNorm) {
+    RmsNormForward(step.context, x, weights.value(gamma), epsilon, step.precision, y, record.rstd);
+  } else {
+    LayerNormForward(step.context, x, weights.value(gamma), weights.value(beta), epsilon, step.precision, y, record.mean,
+                     record.rstd);
+  }
+}
+
+void Norm::Backward(const Step& step, const Weights& weights, const Tensor& dy, const Tensor& x, const NormRecord& record,
+                    const Tensor& residual, const Tensor& dx) const {
+  if (step.config->normalization == NormKind::kRmsNorm) {
+    RmsNormBackward(step.context, dy, x, weights.value(gamma), record.rstd, residual, step.precision, dx,
+                    weights.main_grad(gamma));
+  } else {
+    LayerNormBackward(step.context, dy, x, weights.value(gamma), record.mean, record.rstd, residual, step.precision, dx,
+                      weights.main_grad(gamma), weights.main_grad(beta));
+  }
+}
+
+}  // namespace mbridge

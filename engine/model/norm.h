@@ -1,0 +1,30 @@
+// A norm of the model's kind over the hidden size.
+#pragma once
+
+#include "engine/core/arena.h"
+#include "engine/model/step.h"
+#include "engine/model/weights.h"
+
+namespace mbridge {
+
+// What a norm's backward needs.
+struct NormRecord {
+  Tensor mean;  // F32 [rows]; empty for RMSNorm.
+  Tensor rstd;  // F32 [rows].
+
+  static NormRecord Allocate(Arena* arena, const Step& step);
+};
+
+struct Norm {
+  int gamma = -1;  // Index of [h].
+  int beta = -1;   // Index of [h], -1 for RMSNorm.
+
+  // y = norm(x), both [s, b, h].
+  void Forward(const Step& step, const Weights& weights, const Tensor& x, const NormRecord& record, const Tensor& y) const;
+  // dx = round(residual + round(norm's input gradient)), without residual (empty) the latter; dx may be dy or residual. Adds to
+  // the main gradients.
+  void Backward(const Step& step, const Weights& weights, const Tensor& dy, const Tensor& x, const NormRecord& record,
+                const Tensor& residual, const Tensor& dx) const;
+};
+
+}  // namespace mbridge
