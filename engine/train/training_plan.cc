@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <optional>
+#include <string_view>
 #include <vector>
 
 #include "mbridge/v1/config.pb.h"
@@ -25,7 +27,14 @@ DType ModelDType(const v1::ConfigContainer& config) {
   return config.model().bf16() ? DType::kBF16 : DType::kF32;
 }
 
-void ReadModel(const v1::ConfigContainer& config, TrainingPlan* plan) {
+std::optional<PositionKind> ParsePositionKind(std::string_view word) {
+  if (word == "learned_absolute") return PositionKind::kLearnedAbsolute;
+  if (word == "rope") return PositionKind::kRope;
+  if (word == "none") return PositionKind::kNone;
+  return std::nullopt;
+}
+
+void ReadModel(const v1::ConfigContainer& config, TrainingPlan* plan, Problems* problems) {
   const v1::ModelConfig& model = config.model();
   GptConfig& gpt = plan->model;
   gpt.num_layers = model.num_layers();
@@ -37,6 +46,25 @@ void ReadModel(const v1::ConfigContainer& config, TrainingPlan* plan) {
   gpt.seq_length = model.seq_length();
   gpt.max_position_embeddings = model.seq_length();
   gpt.padded_vocab_size = model.vocab_size();
+  gpt.normalization = model.normalization() == "RMSNorm" ? NormKind::kRmsNorm : NormKind::kLayerNorm;
+  gpt.activation = model.gated_linear_unit() ? ActivationKind::kSwiGlu : ActivationKind::kGelu;
+  if (auto kind = ParseWord("model.position_embedding_type", model.position_embedding_type(), ParsePositionKind, problems)) {
+    gpt.position_embedding = *kind;
+  }
+  if (model.activation_func() != (model.gated_linear_unit() ? "silu" : "gelu")) {
+    problems->push_back({"model.activation_func", fmt::format("\"{}\" with model.gated_linear_unit={} is not built",
+                                                              model.activation_func(), model.gated_linear_unit())});
+  }
+  gpt.add_bias_linear = model.add_bias_linear();
+  gpt.add_qkv_bias = model.add_qkv_bias();
+  gpt.qk_layernorm = model.qk_layernorm();
+  if (model.window_size_size() > 0) gpt.attention_window = model.window_size(0) + 1;
+  gpt.tied_embeddings = model.share_embeddings_and_output_weights();
+  gpt.rotary_base = model.rotary_base();
+  gpt.rotary_percent = model.rotary_percent();
+  if (model.has_seq_len_interpolation_factor()) gpt.seq_len_interpolation_factor = model.seq_len_interpolation_factor();
+  gpt.rope_scaling = model.rope_scaling();
+  gpt.rope_scaling_factor = model.rope_scaling_factor();
   gpt.hidden_dropout = model.hidden_dropout();
   gpt.attention_dropout = model.attention_dropout();
   gpt.layernorm_epsilon = model.layernorm_epsilon();
@@ -153,7 +181,7 @@ absl::StatusOr<TrainingPlan> MakeTrainingPlan(const v1::ResolvedConfig& resolved
   Problems problems;
   plan.data_parallel_size = std::max(1, resolved.data_parallel_size());
   plan.flops_per_token = static_cast<double>(resolved.flops_per_token());
-  ReadModel(config, &plan);
+  ReadModel(config, &plan, &problems);
   ReadBatches(config, plan.data_parallel_size, &plan, &problems);
   ReadSchedule(config, &plan, &problems);
   ReadOptimizer(config, &plan);

@@ -56,7 +56,8 @@ int64_t NormWeights(const v1::ModelConfig& m) { return m.hidden_size() * (m.norm
 int64_t AttentionExtras(const v1::ModelConfig& m) {
   const int64_t q = m.kv_channels() * m.num_attention_heads(), kv = m.kv_channels() * m.num_query_groups();
   int64_t extras = 2 * NormWeights(m);
-  if (m.add_bias_linear()) extras += q + 2 * kv + m.hidden_size();
+  if (m.add_bias_linear() || m.add_qkv_bias()) extras += q + 2 * kv;
+  if (m.add_bias_linear()) extras += m.hidden_size();
   if (m.qk_layernorm() && !m.multi_latent_attention()) extras += 2 * m.kv_channels();
   return extras;
 }

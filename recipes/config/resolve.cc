@@ -220,7 +220,8 @@ absl::StatusOr<v1::ResolvedConfig> Resolve(const ResolveRequest& request) {
   DeriveAndValidate(request, recipe_name, &state, &layout);
   const std::vector<FieldViolation> unsupported =
       request.require_trainable ? UnsupportedKeys(state) : std::vector<FieldViolation>{};
-  const bool recipe_waits = request.require_trainable && !chain.empty() && !chain.back()->not_trainable.empty();
+  // What a recipe lacks is said together with the keys that need it; without such keys it can be trained.
+  const bool recipe_waits = !unsupported.empty() && !chain.empty() && !chain.back()->not_trainable.empty();
   if (!state.violations.empty()) {
     if (!recipe_waits) state.violations.insert(state.violations.end(), unsupported.begin(), unsupported.end());
     return InvalidFields(state.reason, state.violations);

@@ -220,7 +220,12 @@ TEST(Resolve, EverySetKeyEqualsItsFinalValue) {
     auto resolved = Submit(lines);
     if (!resolved.ok()) {
       // Contradictions are refused by name, never repaired silently.
-      EXPECT_FALSE(FieldViolationsOf(resolved.status()).empty()) << key.path << ": " << resolved.status();
+      // So are values for which the engine has no part.
+      if (ReasonOf(resolved.status()) == v1::REASON_UNSUPPORTED_MODEL) {
+        EXPECT_THAT(std::string(resolved.status().message()), HasSubstr("accepted: "));
+      } else {
+        EXPECT_FALSE(FieldViolationsOf(resolved.status()).empty()) << key.path << ": " << resolved.status();
+      }
       ++refused;
       continue;
     }
@@ -382,13 +387,55 @@ TEST(Overrides, KeysWithoutEffectAreRefusedByName) {
     auto resolved = Submit(With(CorrelationRun(), {line}));
     EXPECT_EQ(ReasonOf(resolved.status()), v1::REASON_KEY_WITHOUT_EFFECT) << line;
   }
-  auto planned = Submit(With(CorrelationRun(), {"model.normalization=RMSNorm"}));
-  EXPECT_EQ(planned.status().code(), absl::StatusCode::kUnimplemented);
+  auto planned = Submit(With(CorrelationRun(), {"model.tensor_model_parallel_size=2"}), "vanilla_gpt_pretrain_config", 2);
+  EXPECT_EQ(planned.status().code(), absl::StatusCode::kUnimplemented) << planned.status();
   EXPECT_EQ(ReasonOf(planned.status()), v1::REASON_UNSUPPORTED_MODEL);
-  EXPECT_THAT(std::string(planned.status().message()), HasSubstr("accepted: LayerNorm"));
+  EXPECT_THAT(std::string(planned.status().message()), HasSubstr("accepted: 1"));
   EXPECT_TRUE(Submit(With(CorrelationRun(), {"model.normalization=LayerNorm", "model.tensor_model_parallel_size=1"})).ok());
-  EXPECT_FALSE(Submit(With(CorrelationRun(), {"model.num_query_groups=2"})).ok());
-  EXPECT_TRUE(Submit(With(CorrelationRun(), {"model.num_query_groups=4"})).ok());
+}
+
+TEST(ModelParts, OfTheLlamaFamilyCanBeTrained) {
+  for (const char* line : {"model.normalization=RMSNorm", "model.position_embedding_type=rope",
+                           "model.position_embedding_type=none", "model.num_query_groups=2", "model.add_bias_linear=false",
+                           "model.add_qkv_bias=true", "model.share_embeddings_and_output_weights=false",
+                           "model.window_size=[127,0]", "ddp.overlap_grad_reduce=true", "ddp.average_in_collective=true"}) {
+    auto resolved = Submit(With(CorrelationRun(), {line}));
+    EXPECT_TRUE(resolved.ok()) << resolved.status();
+  }
+  auto swiglu = Submit(With(CorrelationRun(), {"model.gated_linear_unit=true", "model.activation_func=silu"}));
+  EXPECT_TRUE(swiglu.ok()) << swiglu.status();
+  auto norms = Submit(With(CorrelationRun(), {"model.qk_layernorm=true", "model.normalization=RMSNorm"}));
+  EXPECT_TRUE(norms.ok()) << norms.status();
+}
+
+TEST(ModelParts, OthersAreRefusedByName) {
+  for (const auto& [line, accepted] : std::vector<std::pair<std::string, std::string>>{
+           {"model.position_embedding_type=yarn", "learned_absolute, rope, none"},
+           {"model.activation_func=silu", "gelu, or silu with model.gated_linear_unit=true"},
+           {"model.gated_linear_unit=true", "gelu, or silu with model.gated_linear_unit=true"},
+           {"model.qk_layernorm=true", "model.normalization=RMSNorm"},
+           {"model.window_size=[127,1]", "[left, 0]"},
+           {"model.rotary_interleaved=true", "false"}}) {
+    auto resolved = Submit(With(CorrelationRun(), {line}));
+    EXPECT_EQ(ReasonOf(resolved.status()), v1::REASON_UNSUPPORTED_MODEL) << line << ": " << resolved.status();
+    EXPECT_THAT(std::string(resolved.status().message()), HasSubstr("accepted: " + accepted)) << line;
+  }
+  EXPECT_THAT(Violation(Submit(With(CorrelationRun(), {"model.num_query_groups=3"})).status(), "model.num_query_groups"),
+              HasSubstr("divisors"));
+  auto odd = Submit(With(CorrelationRun(), {"model.position_embedding_type=rope", "model.rotary_percent=0.05"}));
+  EXPECT_THAT(Violation(odd.status(), "model.rotary_percent"), HasSubstr("turns 3 of the model.kv_channels 64"));
+}
+
+TEST(ModelParts, RecipesWithoutTheMissingPartCanBeTrained) {
+  auto llama = Submit({"model.num_layers=2"}, "llama32_1b");
+  EXPECT_TRUE(llama.ok()) << llama.status();
+  EXPECT_EQ(ReasonOf(Submit({}, "llama3_8b", 2).status()), v1::REASON_UNSUPPORTED_MODEL);
+  auto larger = Submit({"model.context_parallel_size=1"}, "llama3_8b");
+  EXPECT_TRUE(larger.ok()) << larger.status();
+  auto qwen = Submit({"tokenizer.tokenizer_type=NullTokenizer", "tokenizer.tokenizer_model=null", "tokenizer.vocab_size=151936",
+                      "optimizer.use_precision_aware_optimizer=false"},
+                     "qwen3_8b");
+  EXPECT_TRUE(qwen.ok()) << qwen.status();
 }
 
 TEST(Rules, SequenceLength) {

@@ -211,7 +211,10 @@ class Translator {
          {"--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--micro-batch-size", "--lr"}) {
       if (seen_.count(flag) == 0) Wrong(flag, "is missing; Megatron-LM needs it");
     }
-    if (numbers_.count("--max-position-embeddings") > 0 && numbers_["--max-position-embeddings"] != numbers_["--seq-length"]) {
+    const auto position = overrides_.find("model.position_embedding_type");
+    const bool position_table = position == overrides_.end() || position->second == "learned_absolute";
+    if (position_table && numbers_.count("--max-position-embeddings") > 0 &&
+        numbers_["--max-position-embeddings"] != numbers_["--seq-length"]) {
       Wrong("--max-position-embeddings", "is " + std::to_string(numbers_["--max-position-embeddings"]) + " but --seq-length is " +
                                              std::to_string(numbers_["--seq-length"]) +
                                              "; here the position table has as many rows as a sample has tokens");

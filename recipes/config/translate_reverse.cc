@@ -30,8 +30,7 @@ class ReverseTranslator {
     if (model.bf16()) Add("--bf16");
     if (model.fp16()) Add("--fp16");
     Add("--seq-length", std::to_string(model.seq_length()));
-    if (model.position_embedding_type() == "learned_absolute")
-      Add("--max-position-embeddings", std::to_string(model.seq_length()));
+    Add("--max-position-embeddings", std::to_string(model.seq_length()));  // Needed whatever the positions are.
     if (model.num_query_groups() != model.num_attention_heads()) {
       Add("--group-query-attention");
       Add("--num-query-groups", std::to_string(model.num_query_groups()));

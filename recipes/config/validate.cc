@@ -44,6 +44,38 @@ int64_t WarmupLength(const v1::SchedulerConfig& scheduler, bool in_samples, int6
   return in_samples ? scheduler.lr_warmup_samples() : scheduler.lr_warmup_iters();
 }
 
+// Values of working keys that the engine's model does not have.
+std::vector<FieldViolation> UnsupportedModelParts(const v1::ModelConfig& model) {
+  constexpr const char* kMissing = ", which needs an engine part that this version does not have; accepted: ";
+  std::vector<FieldViolation> parts;
+  const std::string& position = model.position_embedding_type();
+  if (position != "learned_absolute" && position != "rope" && position != "none")
+    parts.push_back({"model.position_embedding_type", "is " + position + kMissing + "learned_absolute, rope, none"});
+  const std::string& activation = model.activation_func();
+  if (activation != (model.gated_linear_unit() ? "silu" : "gelu")) {
+    parts.push_back({"model.activation_func", "is " + activation + (model.gated_linear_unit() ? " with" : " without") +
+                                                  " model.gated_linear_unit" + kMissing + "gelu, or silu with " +
+                                                  "model.gated_linear_unit=true"});
+  }
+  if (model.qk_layernorm() && model.normalization() != "RMSNorm")
+    parts.push_back({"model.qk_layernorm",
+                     "is true with model.normalization " + model.normalization() + kMissing + "model.normalization=RMSNorm"});
+  const auto& window = model.window_size();
+  if (!window.empty() && (window.size() != 2 || window[0] < 0 || window[1] != 0))
+    parts.push_back({"model.window_size", std::string("is no pair [left, 0] with left >= 0") + kMissing + "[left, 0]"});
+  return parts;
+}
+
+void ValidateRotary(ConfigState* state) {
+  const v1::ModelConfig& model = state->config.model();
+  if (model.position_embedding_type() != "rope" || model.multi_latent_attention() || model.kv_channels() < 1) return;
+  const auto turned = static_cast<int64_t>(static_cast<double>(model.kv_channels()) * model.rotary_percent());
+  if (turned >= 2 && turned % 2 == 0) return;
+  state->Fail("model.rotary_percent", "is " + state->Text("model.rotary_percent") + " and turns " + Number(turned) +
+                                          " of the model.kv_channels " + Number(model.kv_channels()) +
+                                          " elements of a head; allowed: shares that make an even number from 2");
+}
+
 // Sizes that are each allowed and together nobody's model; the estimates behind this stay within 64 bits.
 void ValidateSize(ConfigState* state) {
   const v1::ModelConfig& m = state->config.model();
@@ -134,6 +166,7 @@ void ValidateModel(ConfigState* state) {
   }
   if (config.dataset().mock() && tokens > 0 && tokens < 2)
     state->Fail("tokenizer.vocab_size", "is " + Number(tokens) + "; mock data need 2 or more");
+  ValidateRotary(state);
   ValidateSize(state);
 }
 
@@ -224,7 +257,6 @@ std::vector<FieldViolation> UnsupportedKeys(const ConfigState& state) {
     if (key.info->effect() != v1::EFFECT_PLANNED) continue;
     const Value value = ReadKey(state.config, key);
     if (value.is_null()) continue;
-    if (key.path == "model.num_query_groups" && value.integer == state.config.model().num_attention_heads()) continue;
     Value accepted = key.Default();
     if (!key.info->only().empty()) accepted = ParseWord(key.info->only());
     if (value == accepted) continue;
@@ -239,6 +271,8 @@ std::vector<FieldViolation> UnsupportedKeys(const ConfigState& state) {
         {"tokenizer.tokenizer_type",
          "is " + tokenizer + ", which this version does not have; accepted: NullTokenizer, ByteLevelTokenizer"});
   }
+  const std::vector<FieldViolation> parts = UnsupportedModelParts(state.config.model());
+  unsupported.insert(unsupported.end(), parts.begin(), parts.end());
   return unsupported;
 }
 
