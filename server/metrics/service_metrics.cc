@@ -128,6 +128,12 @@ ServiceMetrics::ServiceMetrics(const std::string& version, const std::string& bu
     impl_->train_families.push_back(&GaugeFamily(*impl_->registry, gauge.name, gauge.help));
   }
   SetLiveJobs({});
+  // Series with known labels exist from the start, so that rates and dashboards begin at 0.
+  for (const char* type : {"JobService/WatchJob", "JobService/TailLogs", "JobService/StreamMetrics"}) {
+    impl_->streams.Add({{"type", type}});
+  }
+  impl_->submitted.Add({{"kind", Label(v1::JOB_KIND_PRETRAIN)}});
+  for (Family<Counter>* family : {&impl_->dropped, &impl_->checkpoint_count, &impl_->checkpoint_bytes}) family->Add({});
 }
 
 ServiceMetrics::~ServiceMetrics() = default;
