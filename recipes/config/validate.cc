@@ -226,16 +226,11 @@ void ValidateSchedule(const CommandLine& command, ConfigState* state) {
     state->Fail("scheduler.max_steps",
                 "is " + Number(scheduler.max_steps()) + "; allowed: >= train.train_iters, which is " + Number(length));
   }
-  // A schedule of the recipe longer than the user's training would end it with a learning rate nobody asked for.
-  const bool short_of_decay =
-      length < decay && state->LevelOf(decay_key) != kUnset && state->LevelOf(decay_key) < state->LevelOf(length_key);
+  // A schedule longer than the training would end it with a learning rate nobody asked for. scheduler.max_steps says that the
+  // training is a part of a longer one.
+  const bool short_of_decay = length < decay && !scheduler.has_max_steps();
   const bool short_of_warmup = warmup >= std::min(length, decay);
-  if (!short_of_decay && !short_of_warmup) {
-    if (length < decay)
-      state->warnings.push_back(length_key + "=" + Number(length) + " ends before " + decay_key + "=" + Number(decay) +
-                                ": the learning rate does not reach optimizer.min_lr");
-    return;
-  }
+  if (!short_of_decay && !short_of_warmup) return;
   const int64_t unit = in_samples ? std::max<int64_t>(1, config.train().global_batch_size()) : 1;
   const int64_t short_warmup = length <= unit ? 0 : std::max<int64_t>(unit, std::min(warmup, length / 10 / unit * unit));
   std::vector<std::pair<std::string, std::string>> additions;
@@ -248,7 +243,9 @@ void ValidateSchedule(const CommandLine& command, ConfigState* state) {
                                                  (length < decay ? "training" : "decay") + " does"
                                            : "decay (" + decay_key + "=" + Number(decay) + ") does not end before training does";
   state->Fail(length_key, "is " + Number(length) + " but the " + what + "; give the schedule its length too:\n  " +
-                              CompletedCommand(command, additions));
+                              CompletedCommand(command, additions) + "\nTo train only the first " + Number(length) + " of " +
+                              Number(decay) + " " + counted + ", keep " + length_key + "=" + Number(decay) +
+                              " and stop with train.exit_interval" + (in_samples ? "." : "=" + Number(length) + "."));
 }
 
 std::vector<FieldViolation> UnsupportedKeys(const ConfigState& state) {
