@@ -43,7 +43,8 @@ const std::vector<ExitCodeHelp>& ExitCodes() {
 
 int ExitCodeOf(const absl::Status& status) {
   if (status.ok()) return kExitOk;
-  if (const int code = InfoOf(ReasonOf(status)).exit_code(); code != 0) return code;
+  // A refused call is not a failed job, also where its reason can end one (damaged data, found at submit or while training).
+  if (const int code = InfoOf(ReasonOf(status)).exit_code(); code != 0 && code != kExitJobFailed) return code;
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kOutOfRange:
