@@ -175,7 +175,7 @@ TEST_F(CrashTest, ARankKilledInASaveEndsTheOther) {
       int status[2];
       for (int rank = 0; rank < 2; ++rank) waitpid(children[rank], &status[rank], 0);
       EXPECT_TRUE(WIFSIGNALED(status[victim])) << place;
-      EXPECT_EQ(WEXITSTATUS(status[1 - victim]), v1::REASON_PEER_LOST) << place;
+      EXPECT_EQ(WEXITSTATUS(status[1 - victim]), v1::REASON_PEER_LOST) << place << ", wait status " << status[1 - victim];
       std::filesystem::remove_all(rendezvous);
       ExpectSound();
     }

@@ -46,6 +46,7 @@ struct GlooOptions {
 };
 
 // Connects to the peers over TCP on the loopback address, or on `MB_COMM_ADDRESS` where set. Throws COLLECTIVE_TIMEOUT.
+// The process ignores SIGPIPE from then on: a dead peer is an exception, not a signal.
 std::unique_ptr<Communicator> MakeGlooCommunicator(const GlooOptions& options);
 
 }  // namespace mbridge

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
@@ -270,6 +271,8 @@ class GlooCommunicator : public Communicator {
 std::unique_ptr<Communicator> MakeGlooCommunicator(const GlooOptions& options) {
   if (options.rank < 0 || options.rank >= options.size) ThrowEngineError("rank {} of {}", options.rank, options.size);
   if (options.size == 1) return MakeSelfCommunicator();
+  // Gloo writes to its sockets without MSG_NOSIGNAL: a peer that has just died would kill this rank too, before it can say why.
+  std::signal(SIGPIPE, SIG_IGN);
   return std::make_unique<GlooCommunicator>(options);
 }
 
