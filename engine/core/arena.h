@@ -33,7 +33,9 @@ class Arena {
 
  private:
   Arena() = default;
-  struct Free { void operator()(std::byte* p) const; };
+  struct Free {
+    void operator()(std::byte* p) const;
+  };
   std::unique_ptr<std::byte[], Free> memory_;
   bool planning_ = true;
   size_t capacity_ = 0;

@@ -12,9 +12,12 @@ enum class DType : uint8_t { kF32, kBF16, kF16, kF64, kI32, kI64, kU8 };
 
 constexpr size_t SizeOf(DType dtype) {
   switch (dtype) {
-    case DType::kF32: case DType::kI32: return 4;
-    case DType::kBF16: case DType::kF16: return 2;
-    case DType::kF64: case DType::kI64: return 8;
+    case DType::kF32:
+    case DType::kI32: return 4;
+    case DType::kBF16:
+    case DType::kF16: return 2;
+    case DType::kF64:
+    case DType::kI64: return 8;
     case DType::kU8: return 1;
   }
   return 0;
@@ -35,8 +38,12 @@ constexpr std::string_view NameOf(DType dtype) {
 }
 
 // Storage types; arithmetic is done in float.
-struct BFloat16 { uint16_t bits; };
-struct Float16 { uint16_t bits; };
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
 
 inline float ToFloat(float x) { return x; }
 inline float ToFloat(BFloat16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }

@@ -20,8 +20,7 @@ class EngineError : public std::runtime_error {
 };
 
 // Throws REASON_ENGINE_ERROR with a formatted message. For broken invariants, not for user input.
-template <class... Args>
-[[noreturn]] void ThrowEngineError(fmt::format_string<Args...> format, Args&&... args) {
+template <class... Args> [[noreturn]] void ThrowEngineError(fmt::format_string<Args...> format, Args&&... args) {
   throw EngineError(v1::REASON_ENGINE_ERROR, fmt::format(format, std::forward<Args>(args)...));
 }
 

@@ -43,8 +43,7 @@ class NumpyRandomState {
   // Uniform in [0, max] by masked rejection (legacy random_interval).
   uint32_t Interval(uint32_t max);
   // shuffle() of a one-dimensional array in place, fewer than 2^32 elements.
-  template <class T>
-  void Shuffle(std::span<T> values) {
+  template <class T> void Shuffle(std::span<T> values) {
     for (size_t i = values.size(); i-- > 1;) std::swap(values[i], values[Interval(static_cast<uint32_t>(i))]);
   }
 

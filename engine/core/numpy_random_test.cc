@@ -13,8 +13,8 @@ namespace {
 using testing::ElementsAre;
 
 TEST(NumpySeedSequenceTest, SeedZeroGivesThePublishedWords) {
-  EXPECT_THAT(NumpySeedSequence(0), ElementsAre(0xdb2cd7e7b0f478beull, 0xabf4641a2c71ba49ull, 0x20c6ed6d9d7b8d41ull,
-                                                0x2c4099de223c39d4ull));
+  EXPECT_THAT(NumpySeedSequence(0),
+              ElementsAre(0xdb2cd7e7b0f478beull, 0xabf4641a2c71ba49ull, 0x20c6ed6d9d7b8d41ull, 0x2c4099de223c39d4ull));
 }
 
 TEST(NumpyGeneratorTest, FirstOutputsOfSeedZero) {
@@ -38,8 +38,8 @@ TEST(NumpyGeneratorTest, MockDocumentLengths) {
   std::vector<int32_t> lengths(100000);
   for (int32_t& length : lengths) length = generator.Integer(1, 4096);
   const std::vector<int32_t> first(lengths.begin(), lengths.begin() + 24);
-  EXPECT_THAT(first, ElementsAre(3484, 2609, 2094, 1105, 1261, 168, 309, 68, 718, 3331, 2660, 3738, 2063, 2485, 3976,
-                                 2988, 2590, 2227, 2293, 3830, 1136, 3341, 2748, 12));
+  EXPECT_THAT(first, ElementsAre(3484, 2609, 2094, 1105, 1261, 168, 309, 68, 718, 3331, 2660, 3738, 2063, 2485, 3976, 2988, 2590,
+                                 2227, 2293, 3830, 1136, 3341, 2748, 12));
   EXPECT_EQ(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}), 204637097);
 }
 

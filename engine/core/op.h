@@ -14,11 +14,9 @@ struct Context {
   void* stream = nullptr;
 };
 
-template <class Signature>
-class Op;
+template <class Signature> class Op;
 
-template <class... Args>
-class Op<void(const Context&, Args...)> {
+template <class... Args> class Op<void(const Context&, Args...)> {
  public:
   using Function = void (*)(const Context&, Args...);
   constexpr explicit Op(Function cpu_function) : cpu(cpu_function) {}

@@ -11,7 +11,8 @@ constexpr int64_t kAlignElements = 32;
 
 std::shared_ptr<void> AllocateZeroed(size_t bytes) {
   void* memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
-  if (memory == nullptr) throw EngineError(v1::REASON_OUT_OF_MEMORY, fmt::format("cannot allocate {} bytes for parameters", bytes));
+  if (memory == nullptr)
+    throw EngineError(v1::REASON_OUT_OF_MEMORY, fmt::format("cannot allocate {} bytes for parameters", bytes));
   std::memset(memory, 0, bytes);
   return {memory, std::free};
 }

@@ -12,12 +12,12 @@ namespace mbridge {
 
 // How a parameter is laid out over tensor-parallel ranks, drawn and decayed.
 struct ParameterSpec {
-  std::string name;              // Megatron-Core's: "decoder.layers.0.self_attention.linear_qkv.weight".
-  Shape shape;                   // Of this rank's shard.
-  Shape global_shape;            // Of the whole tensor.
-  int shard_axis = -1;           // Axis split over the tensor-parallel group; -1 = replicated.
-  int64_t shard_begin = 0;       // First global index of this rank along shard_axis.
-  bool weight_decay = true;      // False: 1-D tensors and biases (Megatron-LM's no-decay group).
+  std::string name;                // Megatron-Core's: "decoder.layers.0.self_attention.linear_qkv.weight".
+  Shape shape;                     // Of this rank's shard.
+  Shape global_shape;              // Of the whole tensor.
+  int shard_axis = -1;             // Axis split over the tensor-parallel group; -1 = replicated.
+  int64_t shard_begin = 0;         // First global index of this rank along shard_axis.
+  bool weight_decay = true;        // False: 1-D tensors and biases (Megatron-LM's no-decay group).
   bool sequence_parallel = false;  // Its gradient is summed over the tensor-parallel group under sequence parallelism.
 };
 
@@ -42,9 +42,9 @@ class ParameterStore {
   const Parameter& operator[](int index) const { return parameters_[index]; }
   // Index by name, -1 if unknown.
   int Find(std::string_view name) const;
-  Tensor values() const { return values_; }      // 1-D, model dtype, with the alignment gaps (always zero).
-  Tensor main_grads() const { return grads_; }   // 1-D, F32, same element offsets as values().
-  int64_t NumElements() const;                   // Without gaps.
+  Tensor values() const { return values_; }     // 1-D, model dtype, with the alignment gaps (always zero).
+  Tensor main_grads() const { return grads_; }  // 1-D, F32, same element offsets as values().
+  int64_t NumElements() const;                  // Without gaps.
   DType dtype() const { return dtype_; }
   void ZeroGradients();
 

@@ -8,8 +8,8 @@ namespace mbridge {
 // Where a sample is written; each pointer has room for sequence_length elements, none is null but the last two.
 struct SampleView {
   int32_t* tokens = nullptr;
-  int32_t* labels = nullptr;        // The following token of each position.
-  float* loss_mask = nullptr;       // 1 = counts in the loss.
+  int32_t* labels = nullptr;   // The following token of each position.
+  float* loss_mask = nullptr;  // 1 = counts in the loss.
   int32_t* position_ids = nullptr;
   // Optional: attention segments as cumulative lengths, [0, …, sequence_length]; room for sequence_length + 1 elements.
   // One segment unless reset_attention_mask or inter_document_masking is on: query q sees key k <= q of its own segment.

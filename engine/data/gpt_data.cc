@@ -51,8 +51,8 @@ absl::Status CheckGptData(const GptDataConfig& config, std::vector<std::string>*
   GptDataBuilder builder(preflight);
   MB_RETURN_IF_ERROR(builder.Open());
   for (const auto& [prefix, corpus] : builder.corpora()) {
-    facts->push_back(fmt::format("{}: {} documents, {} sequences, {} tokens of {}", prefix, corpus->documents(), corpus->sequences(),
-                                 corpus->tokens(), NameOf(corpus->type())));
+    facts->push_back(fmt::format("{}: {} documents, {} sequences, {} tokens of {}", prefix, corpus->documents(),
+                                 corpus->sequences(), corpus->tokens(), NameOf(corpus->type())));
   }
   MB_ASSIGN_OR_RETURN(const GptDatasets datasets, BuildAll(builder));
   AppendFacts("train", datasets.train.get(), facts);
@@ -62,10 +62,11 @@ absl::Status CheckGptData(const GptDataConfig& config, std::vector<std::string>*
     int64_t id = 0;
     const int64_t sequence = corpus->FindBadId(config.vocab_size, &id);
     if (sequence < 0) continue;
-    return InvalidDataSetting("tokenizer.vocab_size",
-                              fmt::format("{}: {}.bin holds token id {} in sequence {}, ids must lie in 0 to {}; the data were made "
-                                          "with another tokenizer",
-                                          config.vocab_size, prefix, id, sequence, config.vocab_size - 1));
+    return InvalidDataSetting(
+        "tokenizer.vocab_size",
+        fmt::format("{}: {}.bin holds token id {} in sequence {}, ids must lie in 0 to {}; the data were made "
+                    "with another tokenizer",
+                    config.vocab_size, prefix, id, sequence, config.vocab_size - 1));
   }
   return absl::OkStatus();
 }

@@ -41,7 +41,8 @@ struct GptDataConfig {
   int64_t train_samples = 0, valid_samples = 0, test_samples = 0;
 
   // Index cache: empty = <prefix>/cache/GPTDataset_indices as Megatron-LM (blends and mock data are then not cached). A
-  // cache is used only if our sidecar says that data files and settings are the same. It is never an error if it cannot be written.
+  // cache is used only if our sidecar says that data files and settings are the same. It is never an error if it cannot be
+  // written.
   std::string cache_path;
   bool read_cache = true;
   bool write_cache = true;  // Let one rank a node write.

@@ -30,7 +30,8 @@ absl::Status GptDataBuilder::CheckSettings() const {
   const GptDataConfig& c = config_;
   require(c.sequence_length > 0 && c.sequence_length < INT32_MAX, "dataset.sequence_length",
           fmt::format("{}: must be 1 or more tokens", c.sequence_length));
-  require(c.seed >= 0 && c.seed < (int64_t{1} << 32), "dataset.random_seed", fmt::format("{}: must lie in 0 to 4294967295", c.seed));
+  require(c.seed >= 0 && c.seed < (int64_t{1} << 32), "dataset.random_seed",
+          fmt::format("{}: must lie in 0 to 4294967295", c.seed));
   require(c.vocab_size > 1 && c.vocab_size <= INT32_MAX, "tokenizer.vocab_size",
           fmt::format("{}: must lie in 2 to 2147483647", c.vocab_size));
   require(c.eod_id >= -1 && c.eod_id < c.vocab_size, "tokenizer",
@@ -48,7 +49,8 @@ absl::Status GptDataBuilder::CheckSettings() const {
   require(sources == 1, "dataset.data_path",
           sources == 0 ? "no data: give data_path, per-split paths, or ask for mock data"
                        : "more than one of mock data, data_path and per-split paths; give one");
-  require(!lists || c.split.empty(), "dataset.split", fmt::format("'{}': per-split paths use whole corpora; leave split out", c.split));
+  require(!lists || c.split.empty(), "dataset.split",
+          fmt::format("'{}': per-split paths use whole corpora; leave split out", c.split));
   return bad.empty() ? absl::OkStatus() : InvalidFields(v1::REASON_INVALID_CONFIG, bad);
 }
 
@@ -175,16 +177,16 @@ absl::StatusOr<std::unique_ptr<GptDataset>> GptDataBuilder::BuildPart(Split spli
   const std::string what = fmt::format("the {} split of {}", NameOf(split), source->name());
   MB_ASSIGN_OR_RETURN(const GptIndexPlan plan, PlanGptIndex(what, SplitTokens(*source, options.sequences), options));
   if (plan.samples == 0 && samples != 0) {
-    return InvalidDataSetting("dataset.sequence_length",
-                              fmt::format("{}: {} has only {} tokens, less than one sample", config_.sequence_length, what,
-                                          plan.tokens_per_epoch));
+    return InvalidDataSetting("dataset.sequence_length", fmt::format("{}: {} has only {} tokens, less than one sample",
+                                                                     config_.sequence_length, what, plan.tokens_per_epoch));
   }
   const auto make = [&](GptIndex index) {
     return std::make_unique<GptDataset>(source, options, plan, std::move(index), SampleSettings());
   };
   if (config_.mock) return make(BuildGptIndex(*source, options, plan));
   const std::string folder = config_.cache_path.empty() ? prefix + "/cache/GPTDataset_indices" : config_.cache_path;
-  const IndexCacheKey key(folder, "GPTDataset", split, PythonJson(Describe(split, prefix, samples)), Fingerprint(split, {prefix}));
+  const IndexCacheKey key(folder, "GPTDataset", split, PythonJson(Describe(split, prefix, samples)),
+                          Fingerprint(split, {prefix}));
   if (config_.read_cache) {
     if (auto index = LoadGptIndex(key, *source, options, plan)) return make(*std::move(index));
   }
@@ -200,9 +202,10 @@ absl::StatusOr<std::unique_ptr<Dataset>> GptDataBuilder::BuildBlend(Split split,
   int64_t size = 0;
   if (list.weights) {
     if (requested == kOneEpoch) {
-      return InvalidDataSetting(KeyOf(split), fmt::format("weights need a number of {} samples; leave the weights out to use each "
-                                                          "corpus once",
-                                                          NameOf(split)));
+      return InvalidDataSetting(KeyOf(split),
+                                fmt::format("weights need a number of {} samples; leave the weights out to use each "
+                                            "corpus once",
+                                            NameOf(split)));
     }
     weights = NormalizeWeights(*list.weights);
     for (double weight : weights) size += SamplesOfPart(weight, requested, 0);
@@ -211,8 +214,7 @@ absl::StatusOr<std::unique_ptr<Dataset>> GptDataBuilder::BuildBlend(Split split,
   std::vector<int64_t> part_sizes;
   int64_t total = 0;
   for (size_t i = 0; i < list.prefixes.size(); ++i) {
-    const int64_t samples =
-        list.weights ? SamplesOfPart(weights[i], requested, config_.mid_level_dataset_surplus) : kOneEpoch;
+    const int64_t samples = list.weights ? SamplesOfPart(weights[i], requested, config_.mid_level_dataset_surplus) : kOneEpoch;
     MB_ASSIGN_OR_RETURN(auto part, BuildPart(split, list.prefixes[i], samples));
     total += part->size();
     part_sizes.push_back(part->size());
@@ -247,7 +249,8 @@ absl::StatusOr<std::unique_ptr<Dataset>> GptDataBuilder::BuildBlend(Split split,
 }
 
 absl::Status GptDataBuilder::CheckPartSizes(Split split, const BlendList& list,
-                                            const std::vector<std::unique_ptr<GptDataset>>& parts, const BlendIndex& index) const {
+                                            const std::vector<std::unique_ptr<GptDataset>>& parts,
+                                            const BlendIndex& index) const {
   std::vector<int64_t> counts(parts.size(), 0);
   for (int16_t part : index.dataset) ++counts[static_cast<size_t>(part)];
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -264,9 +267,10 @@ absl::Status GptDataBuilder::CheckPartSizes(Split split, const BlendList& list,
 absl::Status GptDataBuilder::CheckSize(Split split, const Dataset& dataset) const {
   const int64_t requested = SamplesOf(split);
   if (requested <= dataset.size() || config_.allow_fewer_samples) return absl::OkStatus();
-  return InvalidDataSetting(KeyOf(split), fmt::format("the {} data hold {} samples, but {} are asked for; a blend without weights uses "
-                                                      "each corpus once: give weights (weighted corpora repeat), or fewer iterations",
-                                                      NameOf(split), dataset.size(), requested));
+  return InvalidDataSetting(KeyOf(split),
+                            fmt::format("the {} data hold {} samples, but {} are asked for; a blend without weights uses "
+                                        "each corpus once: give weights (weighted corpora repeat), or fewer iterations",
+                                        NameOf(split), dataset.size(), requested));
 }
 
 nlohmann::ordered_json GptDataBuilder::Describe(Split split, const std::string& prefix, int64_t samples) const {
@@ -310,10 +314,8 @@ std::string GptDataBuilder::Fingerprint(Split split, const std::vector<std::stri
                      {"bin_modified_ns", corpus.token_file().modified_ns()}});
   }
   const GptIndexOptions options = IndexOptions(split, *SourceOf(prefixes[0]), 0);
-  return PythonJson({{"format", 1},
-                     {"extra_token", options.extra_token},
-                     {"drop_last_partial", options.drop_last_partial},
-                     {"files", files}});
+  return PythonJson(
+      {{"format", 1}, {"extra_token", options.extra_token}, {"drop_last_partial", options.drop_last_partial}, {"files", files}});
 }
 
 }  // namespace mbridge

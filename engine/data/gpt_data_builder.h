@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include <nlohmann/json_fwd.hpp>
 
 #include "engine/data/blend.h"
 #include "engine/data/blended_dataset.h"
@@ -49,8 +49,8 @@ class GptDataBuilder {
   std::string Fingerprint(Split split, const std::vector<std::string>& prefixes) const;
 
   GptDataConfig config_;
-  SplitMatrix matrix_;                     // All present without fractions for per-split lists.
-  BlendList lists_[3];                     // Per split; the same for data_path.
+  SplitMatrix matrix_;  // All present without fractions for per-split lists.
+  BlendList lists_[3];  // Per split; the same for data_path.
   bool per_split_ = false;
   std::shared_ptr<const TokenSource> mock_;
   std::map<std::string, std::shared_ptr<const IndexedDataset>> corpora_;

@@ -110,8 +110,7 @@ TEST(MockDataTest, RecordedSamplesOfSeed2) { CheckRecordedSamples("seed2_dp2_sam
 
 // --- The 47 recorded configurations on real .bin/.idx files ---
 
-template <class T, class V>
-void ExpectArray(const nlohmann::json& expected, std::span<const V> values, const char* name) {
+template <class T, class V> void ExpectArray(const nlohmann::json& expected, std::span<const V> values, const char* name) {
   const std::vector<T> copy(values.begin(), values.end());
   EXPECT_EQ(testing_data::Sha256Of(copy), expected["sha256"]) << name;
 }

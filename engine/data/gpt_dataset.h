@@ -15,7 +15,7 @@ namespace mbridge {
 struct SampleOptions {
   int64_t vocab_size = 0;  // Ids outside [0, vocab_size) throw; 0 checks nothing.
   int32_t eod_id = -1;
-  int32_t pad_id = -1;     // -1: a pad that no token equals.
+  int32_t pad_id = -1;  // -1: a pad that no token equals.
   bool eod_mask_loss = false;
   bool reset_position_ids = false;
   bool reset_attention_mask = false;

@@ -22,7 +22,8 @@ absl::StatusOr<GptIndexPlan> PlanGptIndex(const std::string& what, int64_t token
   plan.epochs = 1;
   if (options.samples > 0) {
     if (options.samples > (int64_t{1} << 62) / length) {
-      return InvalidDataSetting("dataset", fmt::format("{}: {} samples of {} tokens are too many", what, options.samples, length));
+      return InvalidDataSetting("dataset",
+                                fmt::format("{}: {} samples of {} tokens are too many", what, options.samples, length));
     }
     plan.epochs = (options.samples * length + extra + tokens_per_epoch - 1) / tokens_per_epoch;
   }
@@ -45,8 +46,7 @@ absl::StatusOr<GptIndexPlan> PlanGptIndex(const std::string& what, int64_t token
   if (plan.epochs > 1) {
     plan.samples_before_final = ((plan.epochs - 1) * tokens_per_epoch - extra) / length;
     const int64_t from_final = options.samples - plan.samples_before_final;
-    plan.separate_final_epoch =
-        from_final < static_cast<int64_t>(0.80 * static_cast<double>(plan.samples_per_epoch));
+    plan.separate_final_epoch = from_final < static_cast<int64_t>(0.80 * static_cast<double>(plan.samples_per_epoch));
   }
   return plan;
 }
@@ -103,8 +103,7 @@ GptIndex BuildGptIndex(const TokenSource& source, const GptIndexOptions& options
   AppendShuffledEpochs(options.sequences, plan.separate_final_epoch ? plan.epochs - 1 : plan.epochs, random, &documents);
   if (plan.separate_final_epoch) AppendShuffledEpochs(options.sequences, 1, random, &documents);
 
-  std::vector<int32_t> samples =
-      BuildSampleIndex(source, documents, options.sequence_length, plan.samples, options.extra_token);
+  std::vector<int32_t> samples = BuildSampleIndex(source, documents, options.sequence_length, plan.samples, options.extra_token);
 
   std::vector<uint32_t> shuffle(static_cast<size_t>(plan.samples));
   std::iota(shuffle.begin(), shuffle.end(), 0u);

@@ -20,25 +20,24 @@ struct GptIndexOptions {
   int64_t sequence_length = 0;  // s
   int64_t samples = 0;          // Requested; kOneEpoch for one epoch.
   int64_t seed = 1234;
-  bool extra_token = true;          // A sample covers s + 1 tokens instead of s.
-  bool drop_last_partial = true;    // False: a short last sample is kept (validation only).
+  bool extra_token = true;        // A sample covers s + 1 tokens instead of s.
+  bool drop_last_partial = true;  // False: a short last sample is kept (validation only).
 };
 
 // Sizes that follow from the options and the token count alone.
 struct GptIndexPlan {
   int64_t tokens_per_epoch = 0;
   int64_t epochs = 0;
-  int64_t samples = 0;                 // In all epochs.
-  int64_t samples_per_epoch = 0;       // Whole ones.
-  int64_t samples_before_final = 0;    // In all epochs but the last.
-  bool separate_final_epoch = false;   // The last epoch, only partly needed, is shuffled by itself.
+  int64_t samples = 0;                // In all epochs.
+  int64_t samples_per_epoch = 0;      // Whole ones.
+  int64_t samples_before_final = 0;   // In all epochs but the last.
+  bool separate_final_epoch = false;  // The last epoch, only partly needed, is shuffled by itself.
 };
 // INVALID_ARGUMENT where the split has no tokens (`what` names it), or the arrays pass NumPy's 32-bit types.
 absl::StatusOr<GptIndexPlan> PlanGptIndex(const std::string& what, int64_t tokens_per_epoch, const GptIndexOptions& options);
 
 // An array in memory or in a mapped file that `owner` keeps alive.
-template <class T>
-struct SharedArray {
+template <class T> struct SharedArray {
   std::shared_ptr<const void> owner;
   std::span<const T> values;
 

@@ -3,8 +3,8 @@
 #include <charconv>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 #include <openssl/evp.h>
+#include <nlohmann/json.hpp>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -70,8 +70,7 @@ std::string ContentOf(const std::string& path) {
   return std::string(reinterpret_cast<const char*>((*file)->data()), static_cast<size_t>((*file)->size()));
 }
 
-template <class T>
-std::string Checksum(std::span<const T> values) {
+template <class T> std::string Checksum(std::span<const T> values) {
   return fmt::format("{:016x}", XXH3_64bits(values.data(), values.size_bytes()));
 }
 
@@ -87,12 +86,12 @@ std::vector<std::string> ChecksumsOf(const GptIndex& index) {
 // The sidecar's text where it and the description belong to this key; the checksums are still to be compared.
 std::optional<std::string> CurrentSidecar(const IndexCacheKey& key) {
   std::string sidecar = ContentOf(key.Path("mbridge.txt"));
-  if (!sidecar.starts_with(key.fingerprint + "\n") || ContentOf(key.Path("description.txt")) != key.description) return std::nullopt;
+  if (!sidecar.starts_with(key.fingerprint + "\n") || ContentOf(key.Path("description.txt")) != key.description)
+    return std::nullopt;
   return sidecar;
 }
 
-template <class T>
-bool LoadArray(const std::string& path, const std::vector<int64_t>& shape, SharedArray<T>* array) {
+template <class T> bool LoadArray(const std::string& path, const std::vector<int64_t>& shape, SharedArray<T>* array) {
   auto file = MappedFile::Open(path);
   if (!file.ok()) return false;
   const auto values = ReadNpy<T>(**file, shape);
@@ -177,7 +176,8 @@ absl::Status SaveBlendIndex(const IndexCacheKey& key, const BlendIndex& index) {
   const int64_t size = static_cast<int64_t>(index.dataset.size());
   MB_RETURN_IF_ERROR(WriteNpy(key.Path("dataset_index.npy"), {size}, std::span<const int16_t>(index.dataset)));
   MB_RETURN_IF_ERROR(WriteNpy(key.Path("dataset_sample_index.npy"), {size}, std::span<const int64_t>(index.dataset_sample)));
-  return EndSave(key, {Checksum(std::span<const int16_t>(index.dataset)), Checksum(std::span<const int64_t>(index.dataset_sample))});
+  return EndSave(key,
+                 {Checksum(std::span<const int16_t>(index.dataset)), Checksum(std::span<const int64_t>(index.dataset_sample))});
 }
 
 }  // namespace mbridge

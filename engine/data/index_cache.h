@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include <nlohmann/json_fwd.hpp>
+#include "absl/status/status.h"
 
 #include "engine/data/blend.h"
 #include "engine/data/gpt_index.h"

@@ -14,15 +14,13 @@ namespace {
 constexpr int64_t kHeaderBytes = 34;
 constexpr char kMagic[9] = {'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0};
 
-template <class T>
-T Load(const unsigned char* data, int64_t i = 0) {
+template <class T> T Load(const unsigned char* data, int64_t i = 0) {
   T value;
   std::memcpy(&value, data + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
   return value;
 }
 
-template <class T>
-int32_t ToId(T value) {
+template <class T> int32_t ToId(T value) {
   if constexpr (sizeof(T) > 4) {
     return value < 0 || value > INT32_MAX ? -1 : static_cast<int32_t>(value);
   } else {
@@ -30,13 +28,11 @@ int32_t ToId(T value) {
   }
 }
 
-template <class T>
-void Convert(const unsigned char* data, int64_t count, int32_t* out) {
+template <class T> void Convert(const unsigned char* data, int64_t count, int32_t* out) {
   for (int64_t i = 0; i < count; ++i) out[i] = ToId(Load<T>(data, i));
 }
 
-template <class T>
-IdRange RangeOf(const unsigned char* data, int64_t count) {
+template <class T> IdRange RangeOf(const unsigned char* data, int64_t count) {
   if (count == 0) return {};
   T low = Load<T>(data), high = low;
   for (int64_t i = 1; i < count; ++i) {
@@ -48,8 +44,7 @@ IdRange RangeOf(const unsigned char* data, int64_t count) {
 }
 
 // Calls function.template operator()<T>() with the integer type of `type`.
-template <class Function>
-auto Dispatch(TokenType type, Function function) {
+template <class Function> auto Dispatch(TokenType type, Function function) {
   switch (type) {
     case TokenType::kUint8: return function.template operator()<uint8_t>();
     case TokenType::kInt8: return function.template operator()<int8_t>();
@@ -76,10 +71,14 @@ std::string HintFor(const std::string& prefix) {
 
 int64_t SizeOf(TokenType type) {
   switch (type) {
-    case TokenType::kUint8: case TokenType::kInt8: return 1;
-    case TokenType::kInt16: case TokenType::kUint16: return 2;
-    case TokenType::kInt32: case TokenType::kFloat32: return 4;
-    case TokenType::kInt64: case TokenType::kFloat64: return 8;
+    case TokenType::kUint8:
+    case TokenType::kInt8: return 1;
+    case TokenType::kInt16:
+    case TokenType::kUint16: return 2;
+    case TokenType::kInt32:
+    case TokenType::kFloat32: return 4;
+    case TokenType::kInt64:
+    case TokenType::kFloat64: return 8;
   }
   return 0;
 }
@@ -119,9 +118,10 @@ absl::StatusOr<std::shared_ptr<const IndexedDataset>> IndexedDataset::Open(const
 
 absl::Status IndexedDataset::BadField(std::string_view field, int64_t offset, const std::string& expected,
                                       const std::string& found) const {
-  return DamagedData(fmt::format("{}: {} (byte {}): expected {}, found {}; the file is truncated, damaged or not an "
-                                 "IndexedDataset, make it again with `mbctl data preprocess`",
-                                 index_->path(), field, offset, expected, found));
+  return DamagedData(
+      fmt::format("{}: {} (byte {}): expected {}, found {}; the file is truncated, damaged or not an "
+                  "IndexedDataset, make it again with `mbctl data preprocess`",
+                  index_->path(), field, offset, expected, found));
 }
 
 absl::Status IndexedDataset::ParseHeader() {
@@ -169,8 +169,8 @@ absl::Status IndexedDataset::CheckDocuments() const {
   for (int64_t i = 0; i <= documents_; ++i) {
     const int64_t begin = document_begin(i);
     if (i == 0 ? begin != 0 : begin < previous) {
-      return BadField(fmt::format("document boundary {}", i), base + 8 * i,
-                      i == 0 ? "0" : fmt::format("at least {}", previous), fmt::format("{}", begin));
+      return BadField(fmt::format("document boundary {}", i), base + 8 * i, i == 0 ? "0" : fmt::format("at least {}", previous),
+                      fmt::format("{}", begin));
     }
     previous = begin;
   }
@@ -193,10 +193,10 @@ absl::Status IndexedDataset::CheckSequences() {
                       fmt::format("0 to {}, the size of {}", bin_->size(), bin_->path()), fmt::format("{}", begin));
     }
     if (tokens * width > bin_->size() - begin) {
-      return DamagedData(fmt::format("{}: sequence {} of {}: expected {} tokens of {} at byte {}, that is at least {} bytes, "
-                                     "found {}; the file is truncated or belongs to another .idx",
-                                     bin_->path(), i, sequences(), tokens, NameOf(type_), begin, begin + tokens * width,
-                                     bin_->size()));
+      return DamagedData(
+          fmt::format("{}: sequence {} of {}: expected {} tokens of {} at byte {}, that is at least {} bytes, "
+                      "found {}; the file is truncated or belongs to another .idx",
+                      bin_->path(), i, sequences(), tokens, NameOf(type_), begin, begin + tokens * width, bin_->size()));
     }
     tokens_ += tokens;
   }
@@ -213,9 +213,10 @@ absl::Status IndexedDataset::CheckLayout() const {
     expected += length(i) * SizeOf(type_);
   }
   if (bin_->size() != expected) {
-    return DamagedData(fmt::format("{}: file size: expected {} bytes, by its .idx, found {}; the two files are not of one "
-                                   "build",
-                                   bin_->path(), expected, bin_->size()));
+    return DamagedData(
+        fmt::format("{}: file size: expected {} bytes, by its .idx, found {}; the two files are not of one "
+                    "build",
+                    bin_->path(), expected, bin_->size()));
   }
   return absl::OkStatus();
 }
@@ -237,9 +238,8 @@ IdRange IndexedDataset::ScanIds(int64_t begin, int64_t end) const {
     int64_t bytes = length(i) * SizeOf(type_);
     for (++i; i < end && pointer(i) == first + bytes && bytes < (1 << 26); ++i) bytes += length(i) * SizeOf(type_);
     if (bytes == 0) continue;
-    const IdRange part = Dispatch(type_, [&]<class T>() {
-      return RangeOf<T>(bin_->data() + first, bytes / static_cast<int64_t>(sizeof(T)));
-    });
+    const IdRange part =
+        Dispatch(type_, [&]<class T>() { return RangeOf<T>(bin_->data() + first, bytes / static_cast<int64_t>(sizeof(T))); });
     range.min = std::min(range.min, part.min);
     range.max = std::max(range.max, part.max);
   }

@@ -17,7 +17,14 @@ namespace mbridge {
 
 // The dtype codes of the .idx header.
 enum class TokenType : uint8_t {
-  kUint8 = 1, kInt8 = 2, kInt16 = 3, kInt32 = 4, kInt64 = 5, kFloat64 = 6, kFloat32 = 7, kUint16 = 8
+  kUint8 = 1,
+  kInt8 = 2,
+  kInt16 = 3,
+  kInt32 = 4,
+  kInt64 = 5,
+  kFloat64 = 6,
+  kFloat32 = 7,
+  kUint16 = 8
 };
 int64_t SizeOf(TokenType type);
 std::string_view NameOf(TokenType type);  // "uint16"

@@ -111,7 +111,8 @@ TEST(IndexedWriterTest, Refusals) {
 
 TEST(IndexedWriterTest, EveryIntegerTypeRoundTrips) {
   TemporaryFolder folder;
-  for (TokenType type : {TokenType::kUint8, TokenType::kInt8, TokenType::kInt16, TokenType::kInt32, TokenType::kInt64, TokenType::kUint16}) {
+  for (TokenType type :
+       {TokenType::kUint8, TokenType::kInt8, TokenType::kInt16, TokenType::kInt32, TokenType::kInt64, TokenType::kUint16}) {
     const std::string prefix = folder / std::string(NameOf(type));
     auto writer = IndexedWriter::Create(prefix, type, false);
     ASSERT_TRUE(writer.ok());
@@ -143,8 +144,7 @@ class DamageTest : public testing::Test {
   }
 
   // The error after writing `value` at `offset` of the .idx.
-  template <class T>
-  std::string After(size_t offset, T value) {
+  template <class T> std::string After(size_t offset, T value) {
     std::string damaged = idx_;
     std::memcpy(damaged.data() + offset, &value, sizeof value);
     return ErrorOf(damaged);
@@ -213,7 +213,8 @@ TEST_F(DamageTest, RandomDamageNeverCrashes) {
     std::string idx = idx_, bin = bin_;
     std::string& target = random() % 4 == 0 ? bin : idx;
     const int flips = static_cast<int>(random() % 4);
-    for (int i = 0; i < flips; ++i) target[random() % std::min<size_t>(target.size(), 400)] ^= static_cast<char>(1 << random() % 8);
+    for (int i = 0; i < flips; ++i)
+      target[random() % std::min<size_t>(target.size(), 400)] ^= static_cast<char>(1 << random() % 8);
     if (random() % 3 == 0) target.resize(random() % (target.size() + 1));
     if (random() % 16 == 0) target.append(random() % 64, '\x7f');
     WriteAll(prefix_ + ".idx", idx);

@@ -14,11 +14,11 @@
 namespace mbridge {
 namespace {
 
-template <class T>
-absl::Status Pack(std::span<const int32_t> tokens, int64_t sequence, std::vector<char>* out) {
+template <class T> absl::Status Pack(std::span<const int32_t> tokens, int64_t sequence, std::vector<char>* out) {
   out->resize(tokens.size() * sizeof(T));
   for (size_t i = 0; i < tokens.size(); ++i) {
-    if (tokens[i] < static_cast<int64_t>(std::numeric_limits<T>::min()) || tokens[i] > static_cast<int64_t>(std::numeric_limits<T>::max())) {
+    if (tokens[i] < static_cast<int64_t>(std::numeric_limits<T>::min()) ||
+        tokens[i] > static_cast<int64_t>(std::numeric_limits<T>::max())) {
       return DataError(absl::StatusCode::kOutOfRange,
                        fmt::format("token {} of sequence {}: id {} does not fit {} bytes a token; choose a wider token type", i,
                                    sequence, tokens[i], sizeof(T)));
@@ -40,10 +40,7 @@ absl::Status PackAs(TokenType type, std::span<const int32_t> tokens, int64_t seq
   }
 }
 
-template <class T>
-absl::Status AppendValue(DurableFile& file, T value) {
-  return file.Append(&value, sizeof value);
-}
+template <class T> absl::Status AppendValue(DurableFile& file, T value) { return file.Append(&value, sizeof value); }
 
 }  // namespace
 

@@ -42,8 +42,8 @@ absl::Status VerifyData(const std::string& prefix, int64_t vocab_size) {
   int64_t id = 0;
   const int64_t sequence = data->FindBadId(vocab_size, &id);
   if (sequence < 0) return absl::OkStatus();
-  return DataError(absl::StatusCode::kOutOfRange, fmt::format("{}.bin: sequence {} holds token id {}; ids must lie in 0 to {}", prefix,
-                                                              sequence, id, vocab_size - 1));
+  return DataError(absl::StatusCode::kOutOfRange, fmt::format("{}.bin: sequence {} holds token id {}; ids must lie in 0 to {}",
+                                                              prefix, sequence, id, vocab_size - 1));
 }
 
 std::vector<std::string> FactLines(const DataFacts& facts) {

@@ -19,9 +19,9 @@ struct DataFacts {
   int64_t empty_sequences = 0;
   int64_t shortest = 0, longest = 0;  // Sequence lengths in tokens.
   int64_t idx_bytes = 0, bin_bytes = 0;
-  int64_t expected_bin_bytes = 0;     // tokens times the size of one.
+  int64_t expected_bin_bytes = 0;  // tokens times the size of one.
   bool ids_scanned = false;
-  int64_t min_id = 0, max_id = 0;     // Where ids_scanned and tokens > 0.
+  int64_t min_id = 0, max_id = 0;  // Where ids_scanned and tokens > 0.
 };
 
 // Opens (and so checks) a set; with scan_ids reads every token once. Errors as IndexedDataset::Open.

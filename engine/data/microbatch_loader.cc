@@ -29,11 +29,7 @@ SampleView Batch::Row(int row) {
 
 MicrobatchLoader::MicrobatchLoader(const Dataset* dataset, int64_t consumed_samples, int micro_batch_size, int dp_rank,
                                    int dp_size)
-    : dataset_(dataset),
-      consumed_(consumed_samples),
-      micro_batch_size_(micro_batch_size),
-      dp_rank_(dp_rank),
-      dp_size_(dp_size) {
+    : dataset_(dataset), consumed_(consumed_samples), micro_batch_size_(micro_batch_size), dp_rank_(dp_rank), dp_size_(dp_size) {
   if (micro_batch_size <= 0 || dp_size <= 0 || dp_rank < 0 || dp_rank >= dp_size) {
     ThrowEngineError("loader of micro batch size {}, data-parallel rank {} of {}", micro_batch_size, dp_rank, dp_size);
   }
@@ -51,8 +47,8 @@ int64_t MicrobatchLoader::remaining() const {
 
 bool MicrobatchLoader::Next(Batch* batch) {
   if (batch->micro_batch_size != micro_batch_size_ || batch->sequence_length != dataset_->sequence_length()) {
-    ThrowEngineError("batch of shape [{}, {}] for a loader of [{}, {}]", batch->micro_batch_size,
-                     batch->sequence_length, micro_batch_size_, dataset_->sequence_length());
+    ThrowEngineError("batch of shape [{}, {}] for a loader of [{}, {}]", batch->micro_batch_size, batch->sequence_length,
+                     micro_batch_size_, dataset_->sequence_length());
   }
   if (remaining() == 0) return false;
   const int64_t first = consumed_ + static_cast<int64_t>(dp_rank_) * micro_batch_size_;

@@ -46,14 +46,13 @@ class Preprocessor {
         if (!file.eof()) pending += '\n';
       }
     }
-    if (file.bad()) return DataError(absl::StatusCode::kUnavailable, fmt::format("{}: read failed after line {}", path, line_ - 1));
+    if (file.bad())
+      return DataError(absl::StatusCode::kUnavailable, fmt::format("{}: read failed after line {}", path, line_ - 1));
     line_ = first_line;
     return pending.empty() ? absl::OkStatus() : AddDocument(pending);
   }
 
-  PreprocessResult result() const {
-    return {writer_->documents(), empty_, writer_->tokens(), text_bytes_};
-  }
+  PreprocessResult result() const { return {writer_->documents(), empty_, writer_->tokens(), text_bytes_}; }
 
  private:
   absl::Status Bad(const std::string& what) const {
@@ -69,8 +68,10 @@ class Preprocessor {
     }
     if (!value.is_object()) return Bad(fmt::format("expected a JSON object, found {}", value.type_name()));
     const auto text = value.find(options_.json_key);
-    if (text == value.end()) return Bad(fmt::format("the object has no key '{}'; name the text's key with --json-key", options_.json_key));
-    if (!text->is_string()) return Bad(fmt::format("key '{}': expected a string, found {}", options_.json_key, text->type_name()));
+    if (text == value.end())
+      return Bad(fmt::format("the object has no key '{}'; name the text's key with --json-key", options_.json_key));
+    if (!text->is_string())
+      return Bad(fmt::format("key '{}': expected a string, found {}", options_.json_key, text->type_name()));
     return AddDocument(text->get_ref<const std::string&>());
   }
 

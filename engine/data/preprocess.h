@@ -27,7 +27,7 @@ struct PreprocessOptions {
   std::string output_prefix;        // Writes <output_prefix>.bin and .idx.
   TextFormat format = TextFormat::kAuto;
   std::string json_key = "text";
-  bool append_eod = true;           // An end-of-document token after each document that has tokens.
+  bool append_eod = true;  // An end-of-document token after each document that has tokens.
   bool overwrite = false;
   // Default: uint16 below 65500 ids, else int32.
   std::optional<TokenType> token_type = std::nullopt;

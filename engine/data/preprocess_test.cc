@@ -44,12 +44,14 @@ TEST(TokenizerTest, Null) {
   EXPECT_TRUE(absl::IsOutOfRange((*tokenizer)->Encode("100", &ids)));
   EXPECT_FALSE((*tokenizer)->Encode("1x", &ids).ok());
   EXPECT_FALSE(MakeTokenizer("NullTokenizer", 1).ok());
-  EXPECT_THAT(std::string(MakeTokenizer("GPT2BPETokenizer", 10).status().message()), HasSubstr("must be NullTokenizer or ByteLevel"));
+  EXPECT_THAT(std::string(MakeTokenizer("GPT2BPETokenizer", 10).status().message()),
+              HasSubstr("must be NullTokenizer or ByteLevel"));
 }
 
 TEST(PreprocessTest, JsonLines) {
   TemporaryFolder folder;
-  WriteAll(folder / "in.jsonl", "{\"text\": \"Hello \\u00e9\"}\n\n{\"text\": \"\", \"x\": 1}\r\n{\"x\": [], \"text\": \"b\\nc\"}");
+  WriteAll(folder / "in.jsonl",
+           "{\"text\": \"Hello \\u00e9\"}\n\n{\"text\": \"\", \"x\": 1}\r\n{\"x\": [], \"text\": \"b\\nc\"}");
   PreprocessOptions options{.inputs = {folder / "in.jsonl"}, .output_prefix = folder / "deep/out"};
   auto result = PreprocessText(options, ByteTokenizer());
   ASSERT_TRUE(result.ok()) << result.status();
@@ -116,7 +118,8 @@ TEST(PreprocessTest, OtherRefusals) {
   WriteAll(folder / "ids.txt", "1 2\n3 300\n");
   options.inputs = {folder / "ids.txt"};
   options.format = TextFormat::kLines;
-  EXPECT_THAT(std::string(PreprocessText(options, NullTokenizer(100)).status().message()), HasSubstr("ids.txt: line 2: token id 300"));
+  EXPECT_THAT(std::string(PreprocessText(options, NullTokenizer(100)).status().message()),
+              HasSubstr("ids.txt: line 2: token id 300"));
 }
 
 }  // namespace

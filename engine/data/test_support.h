@@ -10,9 +10,9 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 #include <openssl/evp.h>
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
 namespace mbridge::testing_data {
 
@@ -22,9 +22,7 @@ inline std::string ReadAll(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
-inline void WriteAll(const std::string& path, const std::string& content) {
-  std::ofstream(path, std::ios::binary) << content;
-}
+inline void WriteAll(const std::string& path, const std::string& content) { std::ofstream(path, std::ios::binary) << content; }
 inline const nlohmann::json& Oracle() {
   static const nlohmann::json kOracle = nlohmann::json::parse(ReadAll(MlmPath("blend/expected.json")));
   return kOracle;
@@ -34,8 +32,7 @@ class Sha256 {
  public:
   Sha256() : context_(EVP_MD_CTX_new()) { EVP_DigestInit_ex(context_, EVP_sha256(), nullptr); }
   ~Sha256() { EVP_MD_CTX_free(context_); }
-  template <class T>
-  void Add(std::span<const T> values) { EVP_DigestUpdate(context_, values.data(), values.size_bytes()); }
+  template <class T> void Add(std::span<const T> values) { EVP_DigestUpdate(context_, values.data(), values.size_bytes()); }
   std::string Hex() {
     unsigned char digest[32];
     EVP_DigestFinal_ex(context_, digest, nullptr);
@@ -47,8 +44,7 @@ class Sha256 {
  private:
   EVP_MD_CTX* context_;
 };
-template <class T>
-std::string Sha256Of(const std::vector<T>& values) {
+template <class T> std::string Sha256Of(const std::vector<T>& values) {
   Sha256 hash;
   hash.Add(std::span<const T>(values));
   return hash.Hex();

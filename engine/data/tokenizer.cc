@@ -24,8 +24,9 @@ absl::Status NullTokenizer::Encode(std::string_view text, std::vector<int32_t>* 
     int64_t id = 0;
     const auto result = std::from_chars(word.data(), word.data() + word.size(), id);
     if (result.ec != std::errc() || result.ptr != word.data() + word.size()) {
-      return DataError(absl::StatusCode::kInvalidArgument,
-                       fmt::format("'{}' is not a token id; NullTokenizer reads white-space separated numbers", word.substr(0, 40)));
+      return DataError(
+          absl::StatusCode::kInvalidArgument,
+          fmt::format("'{}' is not a token id; NullTokenizer reads white-space separated numbers", word.substr(0, 40)));
     }
     if (id < 0 || id >= vocab_size_) return OutsideVocabulary(id, vocab_size_);
     ids->push_back(static_cast<int32_t>(id));

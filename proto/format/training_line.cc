@@ -33,21 +33,19 @@ std::string TimeStamp(const v1::MetricPoint& point, bool utc) {
 }  // namespace
 
 std::string FormatTrainingLine(const v1::MetricPoint& point, const TrainingLineOptions& options) {
-  std::string line = fmt::format(" [{}] iteration {:8d}/{:8d} | consumed samples: {:12d} | ",
-                                 TimeStamp(point, options.utc), point.step(), point.total_steps(),
-                                 point.consumed_samples());
+  std::string line = fmt::format(" [{}] iteration {:8d}/{:8d} | consumed samples: {:12d} | ", TimeStamp(point, options.utc),
+                                 point.step(), point.total_steps(), point.consumed_samples());
   line += fmt::format("elapsed time per iteration (ms): {} | ", Number(point.elapsed_ms_per_iteration(), "{:.1f}"));
   if (options.throughput) {
     line += fmt::format("throughput per GPU (TFLOP/s/GPU): {} | ", Number(point.tflops_per_rank(), "{:.1f}"));
   }
   line += fmt::format("learning rate: {} | global batch size: {:5d} | lm loss: {} | loss scale: {} | grad norm: {} | ",
-                      Number(point.learning_rate(), "{:.6E}"), point.global_batch_size(),
-                      Number(point.lm_loss(), "{:.6E}"), Number(point.loss_scale(), "{:.1f}"),
-                      Number(point.grad_norm(), "{:.3f}"));
+                      Number(point.learning_rate(), "{:.6E}"), point.global_batch_size(), Number(point.lm_loss(), "{:.6E}"),
+                      Number(point.loss_scale(), "{:.1f}"), Number(point.grad_norm(), "{:.3f}"));
   if (point.has_num_zeros()) line += fmt::format("num zeros: {} | ", point.num_zeros());
   if (point.has_params_norm()) line += fmt::format("params norm: {} | ", Number(point.params_norm(), "{:.3f}"));
-  line += fmt::format("number of skipped iterations: {:3d} | number of nan iterations: {:3d} |",
-                      point.skipped_iterations(), point.nan_iterations());
+  line += fmt::format("number of skipped iterations: {:3d} | number of nan iterations: {:3d} |", point.skipped_iterations(),
+                      point.nan_iterations());
   if (options.speed_and_eta) {
     line += fmt::format(" tokens/s: {} | ETA: {} |", Number(point.tokens_per_second(), "{:.1f}"),
                         FormatDuration(point.eta_seconds()));

@@ -74,8 +74,9 @@ TEST(ValidationLines, EqualMegatronLm) {
   point.set_lm_loss(9.592936);
   // PPL of the real line comes from the unrounded loss; 9.592936 gives 1.466085E+04.
   const std::string dashes(94, '-');
-  EXPECT_EQ(FormatValidationLines(point),
-            dashes + "\n validation loss at iteration 10 | lm loss value: 9.592936E+00 | lm loss PPL: 1.466085E+04 | \n" + dashes);
+  EXPECT_EQ(
+      FormatValidationLines(point),
+      dashes + "\n validation loss at iteration 10 | lm loss value: 9.592936E+00 | lm loss PPL: 1.466085E+04 | \n" + dashes);
 }
 
 TEST(ValidationLines, NameTheSetOfTheFinalPasses) {

@@ -16,18 +16,13 @@ constexpr std::string_view kReasonPrefix = "REASON_";
 // absl 20220623 has its own string_view.
 absl::string_view ToAbsl(std::string_view text) { return {text.data(), text.size()}; }
 
-template <class Message>
-std::string TypeUrl() {
-  return fmt::format("{}{}", kTypePrefix, Message::descriptor()->full_name());
-}
+template <class Message> std::string TypeUrl() { return fmt::format("{}{}", kTypePrefix, Message::descriptor()->full_name()); }
 
-template <class Message>
-void Attach(absl::Status* status, const Message& message) {
+template <class Message> void Attach(absl::Status* status, const Message& message) {
   status->SetPayload(TypeUrl<Message>(), absl::Cord(message.SerializeAsString()));
 }
 
-template <class Message>
-bool Extract(const absl::Status& status, Message* message) {
+template <class Message> bool Extract(const absl::Status& status, Message* message) {
   const auto payload = status.GetPayload(TypeUrl<Message>());
   return payload.has_value() && message->ParseFromString(std::string(*payload));
 }

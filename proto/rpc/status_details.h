@@ -42,10 +42,9 @@ const v1::ReasonInfo& InfoOf(v1::Reason reason);
 }  // namespace mbridge
 
 // Returns early with the status of an expression that is not OK.
-#define MB_RETURN_IF_ERROR(expr)                         \
-  do {                                                   \
-    if (absl::Status mb_status_ = (expr); !mb_status_.ok()) \
-      return mb_status_;                                 \
+#define MB_RETURN_IF_ERROR(expr)                                               \
+  do {                                                                         \
+    if (absl::Status mb_status_ = (expr); !mb_status_.ok()) return mb_status_; \
   } while (false)
 
 #define MB_CONCAT_INNER(a, b) a##b

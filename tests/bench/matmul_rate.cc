@@ -39,11 +39,15 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: matmul_rate ROWS HIDDEN FFN VOCAB\n");
     return 2;
   }
-  const dnnl_dim_t rows = std::atoll(argv[1]), hidden = std::atoll(argv[2]), ffn = std::atoll(argv[3]), vocab = std::atoll(argv[4]);
+  const dnnl_dim_t rows = std::atoll(argv[1]), hidden = std::atoll(argv[2]), ffn = std::atoll(argv[3]),
+                   vocab = std::atoll(argv[4]);
   const Product products[] = {
-      {"qkv", rows, 3 * hidden, hidden, 2, 'N', 'T'},     {"proj", rows, hidden, hidden, 2, 'N', 'T'},
-      {"fc1", rows, ffn, hidden, 2, 'N', 'T'},            {"fc2", rows, hidden, ffn, 2, 'N', 'T'},
-      {"logits", rows, vocab, hidden, 1, 'N', 'T'},       {"logits_dgrad", rows, hidden, vocab, 1, 'N', 'N'},
+      {"qkv", rows, 3 * hidden, hidden, 2, 'N', 'T'},
+      {"proj", rows, hidden, hidden, 2, 'N', 'T'},
+      {"fc1", rows, ffn, hidden, 2, 'N', 'T'},
+      {"fc2", rows, hidden, ffn, 2, 'N', 'T'},
+      {"logits", rows, vocab, hidden, 1, 'N', 'T'},
+      {"logits_dgrad", rows, hidden, vocab, 1, 'N', 'N'},
       {"logits_wgrad", vocab, hidden, rows, 1, 'T', 'N'},
   };
   double flops = 0, seconds = 0;

@@ -283,6 +283,23 @@ TEST_F(AgentTest, AKilledShimEndsItsRankAndIsNoticed) {
   EXPECT_FALSE(spool::IsAlive(rank));
 }
 
+TEST_F(AgentTest, AnAttemptWithoutReadableSpecificationsIsEndedAndReported) {
+  Run("j-1", "records=3 end=hang ignore_term=1");
+  ASSERT_TRUE(WaitForRecords("j-1", 3));
+  const spool::ProcessIdentity rank = RankOf("j-1");
+  KillAgent();
+  std::ofstream(Files("j-1").SpecPath(0)) << "\xff no message";
+  StartAgent();
+  ASSERT_TRUE(WaitForPhase("j-1", v1::ATTEMPT_PHASE_ENDED));
+  const v1::RankEnd end = WaitForEnds("j-1").at(0);
+  EXPECT_EQ(end.reason(), v1::REASON_NODE_LOST);
+  EXPECT_THAT(end.detail(), AllOf(HasSubstr("rank-0.spec"), HasSubstr("signal 9")));
+  EXPECT_FALSE(spool::IsAlive(rank));
+  EXPECT_EQ(coordinator_->View("j-1").records.size(), 3u);
+  coordinator_->Order("j-1", 1, v1::DESIRED_STATE_FORGET);
+  EXPECT_TRUE(Eventually([&] { return !std::filesystem::exists(Files("j-1").path()); }));
+}
+
 TEST_F(AgentTest, ANewerAttemptStartsAfterTheOlderOneHasEnded) {
   Run("j-1", "end=hang ignore_term=1");
   ASSERT_TRUE(WaitForLog("j-1", "started"));

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <filesystem>
 
 #include <fmt/format.h>
@@ -53,7 +54,9 @@ absl::StatusOr<std::unique_ptr<Attempt>> Attempt::Create(const std::string& dire
 
 absl::StatusOr<std::unique_ptr<Attempt>> Attempt::Load(const std::string& directory, const std::string& boot_id) {
   std::unique_ptr<Attempt> attempt(new Attempt(directory));
-  MB_RETURN_IF_ERROR(attempt->LoadRanks(boot_id));
+  if (const absl::Status status = attempt->LoadRanks(boot_id); !status.ok()) {
+    MB_RETURN_IF_ERROR(attempt->LoadDamaged(boot_id, std::string(status.message())));
+  }
   return attempt;
 }
 
@@ -63,6 +66,8 @@ absl::Status Attempt::LoadRanks(const std::string& boot_id) {
   for (const int rank : ranks) {
     v1::RankSpec spec;
     MB_RETURN_IF_ERROR(spool::ReadProto(files_.SpecPath(rank), &spec));
+    // An emptied file is a valid message without fields.
+    if (spec.job_id().empty() || spec.rank() != rank) return absl::DataLossError(files_.SpecPath(rank) + " is damaged");
     job_id_ = spec.job_id();
     attempt_ = spec.attempt();
     several_nodes_ = spec.world_size() > static_cast<int>(ranks.size());
@@ -70,6 +75,34 @@ absl::Status Attempt::LoadRanks(const std::string& boot_id) {
     devices_.push_back(spec.device());
     logs_.emplace_back(rank, files_.LogPath(rank));
   }
+  return absl::OkStatus();
+}
+
+absl::Status Attempt::LoadDamaged(const std::string& boot_id, const std::string& damage) {
+  const std::string name = std::filesystem::path(files_.path()).filename();
+  const size_t dot = name.rfind('.');
+  const char* end = name.data() + name.size();
+  int attempt = 0;
+  const auto [stop, failure] = std::from_chars(name.data() + std::min(dot + 1, name.size()), end, attempt);
+  if (dot == std::string::npos || dot == 0 || failure != std::errc() || stop != end || attempt < 1) {
+    return absl::DataLossError(damage + ", and the name of its directory is not JOB.ATTEMPT");
+  }
+  spdlog::error("attempt {} is ended: {}", name, damage);
+  damage_ = damage;
+  job_id_ = name.substr(0, dot);
+  attempt_ = attempt;
+  several_nodes_ = false;
+  ranks_.clear();
+  devices_.clear();
+  logs_.clear();
+  std::vector<int> ranks = files_.RanksWithFiles();
+  if (ranks.empty()) ranks.push_back(0);  // An end must say what became of the attempt.
+  for (const int rank : ranks) {
+    ranks_.emplace_back(files_, rank, boot_id);
+    devices_.push_back(v1::DEVICE_UNSPECIFIED);
+    logs_.emplace_back(rank, files_.LogPath(rank));
+  }
+  SetDesired(v1::DESIRED_STATE_KILL, v1::REASON_NODE_LOST);
   return absl::OkStatus();
 }
 
@@ -107,7 +140,7 @@ void Attempt::Tick(TimePoint now, const Programs& programs, Children* children) 
   for (RankProcess& rank : ranks_) {
     if (desired_ == v1::DESIRED_STATE_STOP) rank.Terminate(cause_);
     // A coordinator that kills what a failed rank left over did not hear that from a user.
-    if (desired_ == v1::DESIRED_STATE_KILL) rank.Kill(HasBadEnd() ? v1::REASON_PEER_LOST : cause_, now);
+    if (desired_ == v1::DESIRED_STATE_KILL) rank.Kill(HasBadEnd() && damage_.empty() ? v1::REASON_PEER_LOST : cause_, now);
   }
 }
 
@@ -141,7 +174,10 @@ void Attempt::Report(v1::AttemptReport* report, Budget* budget) {
   // The phase is read before the files: what a rank wrote before its end is in this report or a later one.
   report->set_phase(phase());
   for (const RankProcess& rank : ranks_) {
-    if (rank.ended()) *report->add_rank_ends() = rank.end();
+    if (!rank.ended()) continue;
+    v1::RankEnd* end = report->add_rank_ends();
+    *end = rank.end();
+    if (!damage_.empty()) end->set_detail(fmt::format("{} ({})", damage_, end->detail()));
   }
   bool complete = records_.Fill(report, budget);
   for (LogFeed& log : logs_) complete = log.Fill(report, budget) && complete;

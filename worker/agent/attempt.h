@@ -25,7 +25,8 @@ class Attempt {
   // Creates the directory with all specifications by one rename. ALREADY_EXISTS where it is there: an attempt is made once.
   static absl::StatusOr<std::unique_ptr<Attempt>> Create(const std::string& directory, const v1::AttemptOrder& order,
                                                          const std::string& boot_id);
-  // From the directory of an earlier agent.
+  // From the directory of an earlier agent. Where a specification cannot be read, the attempt takes its identity from the name
+  // of the directory, its ranks from their other files, and ends them all with NODE_LOST. DATA_LOSS where the name says nothing.
   static absl::StatusOr<std::unique_ptr<Attempt>> Load(const std::string& directory, const std::string& boot_id);
 
   const std::string& job_id() const { return job_id_; }
@@ -51,6 +52,7 @@ class Attempt {
  private:
   explicit Attempt(std::string directory) : files_(std::move(directory)), rendezvous_(files_.RendezvousPath()) {}
   absl::Status LoadRanks(const std::string& boot_id);
+  absl::Status LoadDamaged(const std::string& boot_id, const std::string& damage);
   void StartRanks(const Programs& programs, Children* children);
   void StopPeersOfFailedRank(TimePoint now);
   bool HasBadEnd() const;
@@ -58,6 +60,7 @@ class Attempt {
   const spool::AttemptDirectory files_;
   std::string job_id_;
   int attempt_ = 0;
+  std::string damage_;  // Why the specifications cannot be read; empty where they can.
   bool several_nodes_ = false;
   v1::DesiredState desired_ = v1::DESIRED_STATE_UNSPECIFIED;
   v1::Reason cause_ = v1::REASON_UNSPECIFIED;

@@ -1,8 +1,8 @@
 #include "worker/spool/attempt_directory.h"
 
-#include <algorithm>
 #include <charconv>
 #include <filesystem>
+#include <set>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -13,21 +13,29 @@ std::string AttemptDirectory::RankPath(int rank, const char* extension) const {
   return fmt::format("{}/rank-{}.{}", path_, rank, extension);
 }
 
-std::vector<int> AttemptDirectory::Ranks() const {
+namespace {
+
+// Ranks of the files "rank-<r>.<extension>" of a directory; an empty extension stands for all.
+std::vector<int> RanksOf(const std::string& path, std::string_view extension) {
   constexpr std::string_view kPrefix = "rank-";
-  constexpr std::string_view kSuffix = ".spec";
-  std::vector<int> ranks;
+  std::set<int> ranks;
   std::error_code error;
-  for (std::filesystem::directory_iterator it(path_, error), end; !error && it != end; it.increment(error)) {
+  for (std::filesystem::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename();
-    if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) continue;
+    const size_t dot = name.find('.');
+    if (!name.starts_with(kPrefix) || dot == std::string::npos) continue;
+    if (!extension.empty() && std::string_view(name).substr(dot + 1) != extension) continue;
     int rank = -1;
-    const char* last = name.data() + name.size() - kSuffix.size();
-    const auto [stop, failure] = std::from_chars(name.data() + kPrefix.size(), last, rank);
-    if (failure == std::errc() && stop == last && rank >= 0) ranks.push_back(rank);
+    const auto [stop, failure] = std::from_chars(name.data() + kPrefix.size(), name.data() + dot, rank);
+    if (failure == std::errc() && stop == name.data() + dot && rank >= 0) ranks.insert(rank);
   }
-  std::sort(ranks.begin(), ranks.end());
-  return ranks;
+  return {ranks.begin(), ranks.end()};
 }
+
+}  // namespace
+
+std::vector<int> AttemptDirectory::Ranks() const { return RanksOf(path_, "spec"); }
+
+std::vector<int> AttemptDirectory::RanksWithFiles() const { return RanksOf(path_, ""); }
 
 }  // namespace mbridge::spool

@@ -28,6 +28,8 @@ class AttemptDirectory {
 
   // Ranks that have a specification, ascending.
   std::vector<int> Ranks() const;
+  // Ranks that have any file here, ascending.
+  std::vector<int> RanksWithFiles() const;
 
  private:
   std::string RankPath(int rank, const char* extension) const;
