@@ -45,9 +45,7 @@ TEST_F(BadInput, EveryWrongKeyIsNamedAtOnce) {
   ExpectRefused({"model.hiden_size=64", "optimizer.lrr=1"}, 2, {"model.hiden_size", "optimizer.lrr"});
 }
 
-TEST_F(BadInput, KeyWithoutEffect) {
-  ExpectRefused({"model.moe_per_layer_logging=true"}, 2, {"model.moe_per_layer_logging"});
-}
+TEST_F(BadInput, KeyWithoutEffect) { ExpectRefused({"model.moe_per_layer_logging=true"}, 2, {"model.moe_per_layer_logging"}); }
 
 TEST_F(BadInput, ScheduleLongerThanTheRunShowsTheCompletedLine) {
   ExpectRefused({"scheduler.lr_warmup_iters=20"}, 2, {"scheduler.lr_warmup_iters", "train.train_iters"});
@@ -58,9 +56,7 @@ TEST_F(BadInput, GlobalBatchNotDivisible) {
   ExpectRefused({"train.global_batch_size=5"}, 2, {"train.global_batch_size", "5", "train.micro_batch_size"});
 }
 
-TEST_F(BadInput, TwoSequenceLengths) {
-  ExpectRefused({"model.seq_length=64"}, 2, {"model.seq_length", "dataset.seq_length"});
-}
+TEST_F(BadInput, TwoSequenceLengths) { ExpectRefused({"model.seq_length=64"}, 2, {"model.seq_length", "dataset.seq_length"}); }
 
 TEST_F(BadInput, CheckpointLoadIsRefusedWithTheStartLine) {
   ExpectRefused({"checkpoint.load=/tmp/x"}, 2, {"checkpoint.load", "--start"});
@@ -70,16 +66,15 @@ TEST_F(BadInput, CheckpointSaveOutsideTheRoots) {
   ExpectRefused({"checkpoint.save=/usr/share/somewhere"}, 2, {"/usr/share/somewhere"});
 }
 
-TEST_F(BadInput, MissingCheckpoint) {
-  ExpectRefused({"--start", "fork", "--from", "nowhere@5"}, 3, {"nowhere@5"});
-}
+TEST_F(BadInput, MissingCheckpoint) { ExpectRefused({"--start", "fork", "--from", "nowhere@5"}, 3, {"nowhere@5"}); }
 
 TEST_F(BadInput, ResumeOfARunWithoutCheckpoints) {
   ExpectRefused({"--start", "resume", "--name", "never-ran"}, 3, {"never-ran"});
 }
 
 TEST_F(BadInput, MissingData) {
-  ExpectRefused({"dataset.mock=false", "dataset.data_path=" + (service_.state_directory() / "no_such_data").string()}, 2, {"no_such_data"});
+  ExpectRefused({"dataset.mock=false", "dataset.data_path=" + (service_.state_directory() / "no_such_data").string()}, 2,
+                {"no_such_data"});
 }
 
 TEST_F(BadInput, UnknownRecipe) {

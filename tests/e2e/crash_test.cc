@@ -156,8 +156,8 @@ TEST_F(Crash, RandomKills) {
   std::mt19937 random(seed);
   const int kills = full ? 100 : 4;
   const int steps = full ? 4000 : 120;
-  const std::string id = service_.Submit(TinyJob(steps, {"--name", "battered", "--max-restarts", "1000", "checkpoint.save_interval=10",
-                                                         "checkpoint.most_recent_k=3"}));
+  const std::string id = service_.Submit(TinyJob(
+      steps, {"--name", "battered", "--max-restarts", "1000", "checkpoint.save_interval=10", "checkpoint.most_recent_k=3"}));
   for (int i = 0; i < kills; ++i) {
     usleep(300'000 + random() % 900'000);
     const auto victims = service_.Pids(std::vector<std::string>{"mbcoordinator", "mbagent", "mbrank"}[random() % 3]);

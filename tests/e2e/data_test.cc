@@ -121,8 +121,7 @@ TEST_F(Data, CorruptIndexIsRefusedBeforeTheStart) {
 
 TEST_F(Data, TokensBeyondTheVocabularyAreFoundBeforeTheStart) {
   const std::string prefix = Preprocess(RealText().substr(0, 50'000), "wide");
-  const CommandResult result =
-      Submit(TrainOn(prefix, 5, {"tokenizer.tokenizer_type=NullTokenizer", "tokenizer.vocab_size=64"}));
+  const CommandResult result = Submit(TrainOn(prefix, 5, {"tokenizer.tokenizer_type=NullTokenizer", "tokenizer.vocab_size=64"}));
   EXPECT_THAT(result, Exited(2));
   EXPECT_THAT(result.err, HasSubstr("vocab"));
 }

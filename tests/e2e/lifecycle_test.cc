@@ -14,8 +14,10 @@ using testing::HasSubstr;
 class Lifecycle : public testing::Test {
  protected:
   Arguments StateArguments() const {
-    return {"--state-dir", (service_.directory() / "other").string(), "--listen",
-            "unix:" + (service_.directory() / "other.sock").string(), "--metrics-listen", "none", "--no-local-agent"};
+    return {"--state-dir",      (service_.directory() / "other").string(),
+            "--listen",         "unix:" + (service_.directory() / "other.sock").string(),
+            "--metrics-listen", "none",
+            "--no-local-agent"};
   }
   // The folder that holds db/CURRENT.
   std::filesystem::path StoreDirectory() const {

@@ -48,8 +48,9 @@ Arguments Overridden(const Arguments& first, const Arguments& more) {
   const auto key = [](const std::string& text) { return text.substr(0, text.find('=')); };
   Arguments result;
   for (const std::string& argument : first) {
-    const bool again = argument.find('=') != std::string::npos &&
-                       std::any_of(more.begin(), more.end(), [&](const std::string& other) { return key(other) == key(argument); });
+    const bool again =
+        argument.find('=') != std::string::npos &&
+        std::any_of(more.begin(), more.end(), [&](const std::string& other) { return key(other) == key(argument); });
     if (!again) result.push_back(argument);
   }
   return Concatenate(result, more);
@@ -110,13 +111,14 @@ bool Service::Start(Seconds timeout) {
   const bool listens =
       WaitUntil([this] { return !coordinator_.running() || Connects(state_directory() / "coordinator.sock"); }, timeout);
   ResetChannel();
-  return listens && WaitUntil(
-                        [this] {
-                          if (!coordinator_.running()) return true;
-                          v1::GetServerInfoResponse response;
-                          return admin().GetServerInfo(CallContext().get(), {}, &response).ok();
-                        },
-                        timeout) &&
+  return listens &&
+         WaitUntil(
+             [this] {
+               if (!coordinator_.running()) return true;
+               v1::GetServerInfoResponse response;
+               return admin().GetServerInfo(CallContext().get(), {}, &response).ok();
+             },
+             timeout) &&
          coordinator_.running();
 }
 
@@ -124,6 +126,15 @@ CommandResult Service::RunCoordinator(const Arguments& arguments, Seconds timeou
   SpawnOptions spawn;
   spawn.environment = {{kIdVariable, id_}};
   return RunCommand(Concatenate({Program("mbcoordinator")}, arguments), spawn, timeout);
+}
+
+Process Service::StartAgent(const std::string& name, const Arguments& arguments) const {
+  SpawnOptions spawn;
+  spawn.environment = options_.environment;
+  spawn.environment[kIdVariable] = id_;
+  spawn.out_path = spawn.err_path = directory() / (name + ".log");
+  return Process(Concatenate({Program("mbagent"), "--coordinator", address(), "--state-dir", directory() / name}, arguments),
+                 spawn);
 }
 
 std::string Service::Scrape() const {
@@ -202,8 +213,7 @@ v1::Job Service::GetJob(const std::string& job_id) {
   return response.job();
 }
 
-v1::Job Service::WaitForJob(const std::string& job_id, const std::function<bool(const v1::Job&)>& predicate,
-                            Seconds timeout) {
+v1::Job Service::WaitForJob(const std::string& job_id, const std::function<bool(const v1::Job&)>& predicate, Seconds timeout) {
   v1::Job job;
   const bool held = WaitUntil(
       [&] {
@@ -220,7 +230,8 @@ v1::Job Service::WaitForJob(const std::string& job_id, const std::function<bool(
 }
 
 v1::Job Service::WaitForEnd(const std::string& job_id, Seconds timeout) {
-  return WaitForJob(job_id, [](const v1::Job& job) { return Terminal(job.state()); }, timeout);
+  return WaitForJob(
+      job_id, [](const v1::Job& job) { return Terminal(job.state()); }, timeout);
 }
 
 v1::Job Service::WaitForStep(const std::string& job_id, int64_t step, Seconds timeout) {
@@ -278,13 +289,12 @@ std::string Service::Submit(const Arguments& arguments) {
 
 Arguments TinyJob(int iterations, const Arguments& more) {
   const std::string n = std::to_string(iterations);
-  return Overridden({"--recipe", "vanilla_gpt_pretrain_config", "--device", "cpu",
-                      "model.num_layers=1", "model.hidden_size=32", "model.num_attention_heads=2", "model.ffn_hidden_size=64",
-                      "model.seq_length=32", "dataset.seq_length=32", "tokenizer.vocab_size=256",
-                      "train.train_iters=" + n, "train.global_batch_size=4", "train.micro_batch_size=2",
-                      "validation.eval_interval=1000", "validation.eval_iters=1",
-                      "scheduler.lr_warmup_iters=1", "scheduler.lr_decay_iters=" + n, "logger.log_interval=1"},
-                     more);
+  return Overridden({"--recipe", "vanilla_gpt_pretrain_config", "--device", "cpu", "model.num_layers=1", "model.hidden_size=32",
+                     "model.num_attention_heads=2", "model.ffn_hidden_size=64", "model.seq_length=32", "dataset.seq_length=32",
+                     "tokenizer.vocab_size=256", "train.train_iters=" + n, "train.global_batch_size=4",
+                     "train.micro_batch_size=2", "validation.eval_interval=1000", "validation.eval_iters=1",
+                     "scheduler.lr_warmup_iters=1", "scheduler.lr_decay_iters=" + n, "logger.log_interval=1"},
+                    more);
 }
 
 Arguments SlowJob(int iterations, const Arguments& more) {

@@ -4,8 +4,8 @@
 // them all. Nothing here uses the client library: it is under test too.
 #pragma once
 
-#include <grpcpp/grpcpp.h>
 #include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -40,7 +40,7 @@ class Service {
   struct Options {
     Arguments extra_arguments = {};
     std::map<std::string, std::string> environment = {};  // Of the coordinator, and so of agents and ranks.
-    bool tcp = false;                                // Also listens on a TCP port of loopback.
+    bool tcp = false;                                     // Also listens on a TCP port of loopback.
   };
 
   Service() : Service(Options()) {}
@@ -52,6 +52,8 @@ class Service {
   // One coordinator process with more arguments, not waited for: for start-up refusals.
   CommandResult RunCoordinator(const Arguments& arguments, Seconds timeout = Seconds(20)) const;
   Process& coordinator() { return coordinator_; }
+  // One more agent with a state directory of its own, as on another machine.
+  Process StartAgent(const std::string& name, const Arguments& arguments) const;
 
   const std::filesystem::path& directory() const { return scratch_.path(); }
   std::filesystem::path state_directory() const { return directory() / "state"; }

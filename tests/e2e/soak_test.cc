@@ -48,7 +48,8 @@ TEST(Soak, ShortJobsAndCancelsLeaveNothing) {
   for (int i = 0; i < jobs; ++i) run_one(i);
   ASSERT_TRUE(service.NoneLeft("mbrank"));
   ASSERT_TRUE(service.NoneLeft("mbshim"));
-  for (const auto& [name, pid, before] : {std::tuple{"coordinator", coordinator, coordinator_before}, {"agent", agent, agent_before}}) {
+  for (const auto& [name, pid, before] :
+       {std::tuple{"coordinator", coordinator, coordinator_before}, {"agent", agent, agent_before}}) {
     const Footprint after = Measure(pid);
     EXPECT_LE(after.descriptors, before.descriptors + 10) << name;
     EXPECT_LE(after.threads, before.threads + 8) << name;

@@ -113,9 +113,9 @@ TEST_F(Streams, ScrapeHasTheLossOfLiveJobsOnly) {
 }
 
 TEST_F(Streams, NanStaysNan) {
-  const std::string id = service_.Submit(
-      TinyJob(6, {"optimizer.lr=1e30", "optimizer.min_lr=1e30", "optimizer.clip_grad=0",
-                  "rerun_state_machine.check_for_nan_in_loss=false", "ddp.check_for_nan_in_grad=false"}));
+  const std::string id =
+      service_.Submit(TinyJob(6, {"optimizer.lr=1e30", "optimizer.min_lr=1e30", "optimizer.clip_grad=0",
+                                  "rerun_state_machine.check_for_nan_in_loss=false", "ddp.check_for_nan_in_grad=false"}));
   service_.WaitForEnd(id);
   bool seen = false;
   for (const v1::MetricPoint& point : service_.TrainPoints(id)) seen |= std::isnan(point.lm_loss());
@@ -152,7 +152,8 @@ TEST_F(Streams, RulesAndBoardsUseMetricsThatExist) {
   }
   ASSERT_GT(used.size(), 15u);
   for (const std::string& name : used) {
-    const bool exported = scrape.find("\n" + name + " ") != std::string::npos || scrape.find("\n" + name + "{") != std::string::npos;
+    const bool exported =
+        scrape.find("\n" + name + " ") != std::string::npos || scrape.find("\n" + name + "{") != std::string::npos;
     EXPECT_TRUE(exported) << name << " is not exported";
   }
   EXPECT_THAT(service_.Mbctl({"cancel", "--kill", id}), Exited(0));

@@ -80,8 +80,12 @@ TEST_F(Submit, JsonOutputIsTheJob) {
 }
 
 TEST_F(Submit, EveryOverriddenKeyKeepsItsValue) {
-  const Arguments overrides = {"optimizer.weight_decay=0.07", "optimizer.adam_beta2=0.97", "optimizer.clip_grad=0.5",
-                               "scheduler.lr_decay_style=linear", "rng.seed=77", "model.hidden_dropout=0.05"};
+  const Arguments overrides = {"optimizer.weight_decay=0.07",
+                               "optimizer.adam_beta2=0.97",
+                               "optimizer.clip_grad=0.5",
+                               "scheduler.lr_decay_style=linear",
+                               "rng.seed=77",
+                               "model.hidden_dropout=0.05"};
   const std::string id = service_.Submit(TinyJob(3, overrides));
   const v1::Job job = service_.WaitForEnd(id);
   EXPECT_EQ(job.state(), v1::JOB_STATE_SUCCEEDED) << job.detail();
