@@ -10,9 +10,9 @@
 namespace mbridge::client {
 namespace {
 
-constexpr int kKeepaliveMs = 30'000;         // The server permits a ping every 10 s.
+constexpr int kKeepaliveMs = 30'000;  // The server permits a ping every 10 s.
 constexpr int kKeepaliveTimeoutMs = 20'000;
-constexpr int kMaxAnswerBytes = 64 << 20;    // A resolved configuration or a page of jobs.
+constexpr int kMaxAnswerBytes = 64 << 20;  // A resolved configuration or a page of jobs.
 
 absl::StatusOr<std::string> ReadPem(const std::string& path, const char* what) {
   std::ifstream file(path, std::ios::binary);

@@ -20,7 +20,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMaxRequestBytes = 4 << 20;
 constexpr int kPageSize = 500;
-constexpr seconds kVerifyDeadline(3600);   // Reads every byte of a checkpoint.
+constexpr seconds kVerifyDeadline(3600);  // Reads every byte of a checkpoint.
 
 enum class Repeat { kAfterUnavailable, kNever };
 
@@ -49,8 +49,7 @@ absl::StatusOr<Response> Call(const ConnectionOptions& options, Stub* stub,
     const grpc::Status status = (stub->*method)(&context, request, &response);
     if (status.ok()) return response;
     if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED && status.error_details().empty()) {
-      return absl::DeadlineExceededError(
-          fmt::format("{} did not answer within {} s", options.server, deadline.count() / 1000.0));
+      return absl::DeadlineExceededError(fmt::format("{} did not answer within {} s", options.server, deadline.count() / 1000.0));
     }
     if (status.error_code() != grpc::StatusCode::UNAVAILABLE) return FromGrpc(status);
     const absl::Status unavailable = status.error_details().empty() ? Unreachable(options, status) : FromGrpc(status);
@@ -112,8 +111,7 @@ absl::StatusOr<std::vector<v1::Job>> Client::ListJobs(const std::string& filter,
   request.set_filter(filter);
   while (static_cast<int>(jobs.size()) < limit) {
     request.set_page_size(std::min<int>(kPageSize, limit - static_cast<int>(jobs.size())));
-    MB_ASSIGN_OR_RETURN(auto response,
-                        Call(impl_->options, impl_->jobs.get(), &v1::JobService::Stub::ListJobs, request));
+    MB_ASSIGN_OR_RETURN(auto response, Call(impl_->options, impl_->jobs.get(), &v1::JobService::Stub::ListJobs, request));
     for (auto& job : *response.mutable_jobs()) jobs.push_back(std::move(job));
     if (response.next_page_token().empty()) break;
     request.set_page_token(response.next_page_token());
@@ -125,14 +123,13 @@ absl::StatusOr<v1::Job> Client::CancelJob(const std::string& job_id, bool kill) 
   v1::CancelJobRequest request;
   request.set_job_id(job_id);
   request.set_kill(kill);
-  MB_ASSIGN_OR_RETURN(auto response,
-                      Call(impl_->options, impl_->jobs.get(), &v1::JobService::Stub::CancelJob, request));
+  MB_ASSIGN_OR_RETURN(auto response, Call(impl_->options, impl_->jobs.get(), &v1::JobService::Stub::CancelJob, request));
   return std::move(*response.mutable_job());
 }
 
 absl::StatusOr<std::vector<v1::Recipe>> Client::ListRecipes() {
-  MB_ASSIGN_OR_RETURN(auto response, Call(impl_->options, impl_->recipes.get(), &v1::RecipeService::Stub::ListRecipes,
-                                          v1::ListRecipesRequest()));
+  MB_ASSIGN_OR_RETURN(
+      auto response, Call(impl_->options, impl_->recipes.get(), &v1::RecipeService::Stub::ListRecipes, v1::ListRecipesRequest()));
   return std::vector<v1::Recipe>(response.recipes().begin(), response.recipes().end());
 }
 
@@ -144,8 +141,8 @@ absl::StatusOr<std::vector<v1::Checkpoint>> Client::ListCheckpoints(v1::ListChec
   std::vector<v1::Checkpoint> checkpoints;
   request.set_page_size(kPageSize);
   for (;;) {
-    MB_ASSIGN_OR_RETURN(auto response, Call(impl_->options, impl_->checkpoints.get(),
-                                            &v1::CheckpointService::Stub::ListCheckpoints, request));
+    MB_ASSIGN_OR_RETURN(auto response,
+                        Call(impl_->options, impl_->checkpoints.get(), &v1::CheckpointService::Stub::ListCheckpoints, request));
     for (auto& checkpoint : *response.mutable_checkpoints()) checkpoints.push_back(std::move(checkpoint));
     if (response.next_page_token().empty()) return checkpoints;
     request.set_page_token(response.next_page_token());
@@ -155,8 +152,8 @@ absl::StatusOr<std::vector<v1::Checkpoint>> Client::ListCheckpoints(v1::ListChec
 absl::StatusOr<v1::Checkpoint> Client::GetCheckpoint(const std::string& checkpoint_id) {
   v1::GetCheckpointRequest request;
   request.set_checkpoint_id(checkpoint_id);
-  MB_ASSIGN_OR_RETURN(auto response, Call(impl_->options, impl_->checkpoints.get(),
-                                          &v1::CheckpointService::Stub::GetCheckpoint, request));
+  MB_ASSIGN_OR_RETURN(auto response,
+                      Call(impl_->options, impl_->checkpoints.get(), &v1::CheckpointService::Stub::GetCheckpoint, request));
   return std::move(*response.mutable_checkpoint());
 }
 
@@ -180,8 +177,8 @@ absl::StatusOr<v1::Checkpoint> Client::PinCheckpoint(const std::string& checkpoi
   v1::PinCheckpointRequest request;
   request.set_checkpoint_id(checkpoint_id);
   request.set_pinned(pinned);
-  MB_ASSIGN_OR_RETURN(auto response, Call(impl_->options, impl_->checkpoints.get(),
-                                          &v1::CheckpointService::Stub::PinCheckpoint, request));
+  MB_ASSIGN_OR_RETURN(auto response,
+                      Call(impl_->options, impl_->checkpoints.get(), &v1::CheckpointService::Stub::PinCheckpoint, request));
   return std::move(*response.mutable_checkpoint());
 }
 
@@ -190,8 +187,7 @@ absl::StatusOr<std::vector<v1::Node>> Client::ListNodes() {
   v1::ListNodesRequest request;
   request.set_page_size(kPageSize);
   for (;;) {
-    MB_ASSIGN_OR_RETURN(auto response,
-                        Call(impl_->options, impl_->nodes.get(), &v1::NodeService::Stub::ListNodes, request));
+    MB_ASSIGN_OR_RETURN(auto response, Call(impl_->options, impl_->nodes.get(), &v1::NodeService::Stub::ListNodes, request));
     for (auto& node : *response.mutable_nodes()) nodes.push_back(std::move(node));
     if (response.next_page_token().empty()) return nodes;
     request.set_page_token(response.next_page_token());
@@ -203,8 +199,7 @@ absl::StatusOr<v1::Node> Client::DrainNode(const std::string& node_id, bool drai
   request.set_node_id(node_id);
   request.set_drain(drain);
   request.set_reason(reason);
-  MB_ASSIGN_OR_RETURN(auto response,
-                      Call(impl_->options, impl_->nodes.get(), &v1::NodeService::Stub::DrainNode, request));
+  MB_ASSIGN_OR_RETURN(auto response, Call(impl_->options, impl_->nodes.get(), &v1::NodeService::Stub::DrainNode, request));
   return std::move(*response.mutable_node());
 }
 

@@ -69,14 +69,13 @@ class Client {
   // server, with CANCELLED after `stop`, or with UNAVAILABLE ("connection lost, job state unknown") when nothing came
   // for options().lost_after. Callbacks run in the calling thread.
   absl::StatusOr<v1::StreamEnd> WatchJob(const std::string& job_id, int64_t after_sequence,
-                                         const std::function<void(const v1::JobEvent&)>& on_event,
-                                         std::stop_token stop = {});
+                                         const std::function<void(const v1::JobEvent&)>& on_event, std::stop_token stop = {});
 
   struct LogQuery {
     std::string job_id;
-    int attempt = 0;        // 0: the newest.
+    int attempt = 0;  // 0: the newest.
     int rank = 0;
-    int64_t offset = 0;     // -1: the last 64 KiB.
+    int64_t offset = 0;  // -1: the last 64 KiB.
   };
   using LogSink = std::function<void(const std::string& bytes, int attempt)>;
   // With attempt 0 FollowLog goes on with later attempts until the job has ended; else until that attempt has.
@@ -85,8 +84,8 @@ class Client {
 
   struct MetricQuery {
     std::string job_id;
-    int attempt = 0;        // 0: all.
-    bool effective = false; // One point a step: the newest attempt that reached it.
+    int attempt = 0;         // 0: all.
+    bool effective = false;  // One point a step: the newest attempt that reached it.
   };
   absl::StatusOr<std::vector<v1::MetricPoint>> ReadMetrics(const MetricQuery& query, std::stop_token stop = {});
   absl::StatusOr<v1::StreamEnd> FollowMetrics(const MetricQuery& query,

@@ -13,9 +13,9 @@
 namespace mbridge::client {
 namespace {
 
+using std::chrono::milliseconds;
 using testing::FakeCoordinator;
 using testing::ToGrpc;
-using std::chrono::milliseconds;
 
 std::unique_ptr<Client> ConnectTo(const ConnectionOptions& options) {
   auto client = Client::Connect(options);
@@ -151,8 +151,8 @@ TEST(UnaryCalls, RefuseTooLargeRequestsBeforeSending) {
 }
 
 TEST(GrpcStatus, RecognisesTheServersSizeLimit) {
-  const absl::Status status = FromGrpc(
-      {grpc::StatusCode::RESOURCE_EXHAUSTED, "Received message larger than max (5242880 vs. 4194304)"});
+  const absl::Status status =
+      FromGrpc({grpc::StatusCode::RESOURCE_EXHAUSTED, "Received message larger than max (5242880 vs. 4194304)"});
   EXPECT_EQ(ReasonOf(status), v1::REASON_REQUEST_TOO_LARGE);
   EXPECT_EQ(FromGrpc({grpc::StatusCode::DATA_LOSS, "x", "not a message \xff"}).code(), absl::StatusCode::kDataLoss);
 }
@@ -190,9 +190,8 @@ TEST(WatchJob, ResumesBySequenceWithoutGapOrRepeat) {
   };
   fake.Start();
   std::vector<int64_t> seen;
-  const auto end = ConnectTo(fake.Options())->WatchJob("j", 0, [&](const v1::JobEvent& event) {
-    seen.push_back(event.sequence());
-  });
+  const auto end =
+      ConnectTo(fake.Options())->WatchJob("j", 0, [&](const v1::JobEvent& event) { seen.push_back(event.sequence()); });
   ASSERT_TRUE(end.ok()) << end.status();
   EXPECT_EQ(ExitCodeOf(*end), 0);
   EXPECT_EQ(seen, (std::vector<int64_t>{1, 2, 3}));
@@ -239,9 +238,8 @@ TEST(WatchJob, LostForGoodIsStateUnknownAndNeverZero) {
   int told = 0;
   auto options = fake.Options();
   options.on_retry = [&told](const std::string&) { ++told; };
-  const auto end = ConnectTo(options)->WatchJob("j", 0, [&](const v1::JobEvent&) {
-    stopper = std::jthread([&] { fake.Stop(); });
-  });
+  const auto end =
+      ConnectTo(options)->WatchJob("j", 0, [&](const v1::JobEvent&) { stopper = std::jthread([&] { fake.Stop(); }); });
   ASSERT_FALSE(end.ok());
   EXPECT_NE(std::string(end.status().message()).find("connection lost, job state unknown"), std::string::npos);
   EXPECT_EQ(ExitCodeOf(end.status()), kExitConnectionLost);
@@ -311,8 +309,10 @@ TEST(WatchJob, StopsWhenTold) {
   };
   fake.Start();
   std::jthread interrupt;
-  const auto end = ConnectTo(fake.Options())->WatchJob(
-      "j", 0, [&](const v1::JobEvent&) { interrupt = std::jthread([&] { stop.request_stop(); }); }, stop.get_token());
+  const auto end =
+      ConnectTo(fake.Options())
+          ->WatchJob(
+              "j", 0, [&](const v1::JobEvent&) { interrupt = std::jthread([&] { stop.request_stop(); }); }, stop.get_token());
   EXPECT_EQ(end.status().code(), absl::StatusCode::kCancelled);
 }
 
@@ -392,8 +392,7 @@ TEST(FollowLog, ResumesByOffsetAndGoesOnWithTheNextAttempt) {
   };
   fake.Start();
   std::string text;
-  const auto end =
-      ConnectTo(fake.Options())->FollowLog({.job_id = "j"}, [&](const std::string& bytes, int) { text += bytes; });
+  const auto end = ConnectTo(fake.Options())->FollowLog({.job_id = "j"}, [&](const std::string& bytes, int) { text += bytes; });
   ASSERT_TRUE(end.ok()) << end.status();
   EXPECT_EQ(text, "abcdexyz");
 }

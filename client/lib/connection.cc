@@ -110,8 +110,7 @@ std::string DefaultServer(const Environment& environment) {
 }
 
 std::string NormalizeServer(const std::string& server) {
-  if (server.starts_with("unix:") || server.starts_with("dns:") || server.starts_with("ipv4:") ||
-      server.starts_with("ipv6:")) {
+  if (server.starts_with("unix:") || server.starts_with("dns:") || server.starts_with("ipv4:") || server.starts_with("ipv6:")) {
     return server;
   }
   if (server.starts_with("/")) return "unix:" + server;
@@ -130,14 +129,14 @@ absl::StatusOr<ConnectionOptions> LoadConnectionOptions(const ConnectionFlags& f
   };
   const auto named_path = first(flags.config_file, "MBCTL_CONFIG", std::nullopt);
   const auto context_name = first(flags.context, "MBCTL_CONTEXT", std::nullopt);
-  MB_ASSIGN_OR_RETURN(const Context context, ReadContext(named_path.value_or(ConfigPath(environment)),
-                                                         named_path.has_value(), context_name));
+  MB_ASSIGN_OR_RETURN(const Context context,
+                      ReadContext(named_path.value_or(ConfigPath(environment)), named_path.has_value(), context_name));
   MB_ASSIGN_OR_RETURN(const std::optional<bool> tls_variable, BoolFrom(environment, "MBCTL_TLS"));
 
   ConnectionOptions options;
   const auto server = first(flags.server, "MBCTL_SERVER", context.server);
   options.server = server ? NormalizeServer(*server) : DefaultServer(environment);
-  options.origin = flags.server                 ? "--server"
+  options.origin = flags.server                  ? "--server"
                    : environment("MBCTL_SERVER") ? "MBCTL_SERVER"
                    : context.server              ? "the configuration file"
                                                  : "default";

@@ -13,17 +13,17 @@ namespace mbridge::client {
 
 // Everything that a Client needs to know. The times have defaults for people; tests shorten them.
 struct ConnectionOptions {
-  std::string server;       // gRPC target: "unix:/path", "host:port".
-  bool tls = false;         // Implied by ca_file or cert_file.
-  std::string ca_file;      // PEM; empty: the system's roots.
-  std::string cert_file;    // PEM, client certificate for mutual TLS, with key_file.
+  std::string server;     // gRPC target: "unix:/path", "host:port".
+  bool tls = false;       // Implied by ca_file or cert_file.
+  std::string ca_file;    // PEM; empty: the system's roots.
+  std::string cert_file;  // PEM, client certificate for mutual TLS, with key_file.
   std::string key_file;
-  std::string origin;       // Which rule chose `server`, for messages.
+  std::string origin;  // Which rule chose `server`, for messages.
 
-  std::chrono::milliseconds call_deadline = std::chrono::seconds(30);     // Of one attempt of a unary call.
-  std::chrono::milliseconds retry_for = std::chrono::seconds(5);          // UNAVAILABLE of idempotent unary calls.
-  std::chrono::milliseconds silence_limit = std::chrono::seconds(60);     // A stream without any message is dead.
-  std::chrono::milliseconds lost_after = std::chrono::seconds(60);        // A follower gives up this long after its last message.
+  std::chrono::milliseconds call_deadline = std::chrono::seconds(30);  // Of one attempt of a unary call.
+  std::chrono::milliseconds retry_for = std::chrono::seconds(5);       // UNAVAILABLE of idempotent unary calls.
+  std::chrono::milliseconds silence_limit = std::chrono::seconds(60);  // A stream without any message is dead.
+  std::chrono::milliseconds lost_after = std::chrono::seconds(60);     // A follower gives up this long after its last message.
   // Told once per broken connection what happened ("connection to … lost, trying again"). May be called from any
   // thread that uses the client.
   std::function<void(const std::string&)> on_retry;

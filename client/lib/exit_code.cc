@@ -9,16 +9,14 @@ namespace {
 
 int OfEnd(v1::JobState state, v1::Reason reason, int suggested) {
   switch (state) {
-    case v1::JOB_STATE_SUCCEEDED:
-      return kExitOk;
+    case v1::JOB_STATE_SUCCEEDED: return kExitOk;
     case v1::JOB_STATE_FAILED:
     case v1::JOB_STATE_CANCELLED: {
       if (suggested != 0) return suggested;
       if (const int code = InfoOf(reason).exit_code(); code != 0) return code;
       return state == v1::JOB_STATE_FAILED ? kExitJobFailed : kExitCancelled;
     }
-    default:
-      return kExitConnectionLost;
+    default: return kExitConnectionLost;
   }
 }
 
@@ -48,26 +46,19 @@ int ExitCodeOf(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kOutOfRange:
-    case absl::StatusCode::kUnimplemented:
-      return kExitInvalid;
-    case absl::StatusCode::kNotFound:
-      return kExitNotFound;
+    case absl::StatusCode::kUnimplemented: return kExitInvalid;
+    case absl::StatusCode::kNotFound: return kExitNotFound;
     case absl::StatusCode::kUnauthenticated:
-    case absl::StatusCode::kPermissionDenied:
-      return kExitPermission;
+    case absl::StatusCode::kPermissionDenied: return kExitPermission;
     case absl::StatusCode::kUnavailable:
     case absl::StatusCode::kDeadlineExceeded:  // Of one call: whether it took effect is unknown.
-    case absl::StatusCode::kCancelled:
-      return kExitConnectionLost;
+    case absl::StatusCode::kCancelled: return kExitConnectionLost;
     case absl::StatusCode::kFailedPrecondition:
     case absl::StatusCode::kResourceExhausted:
     case absl::StatusCode::kAlreadyExists:
-    case absl::StatusCode::kAborted:
-      return kExitRefused;
-    case absl::StatusCode::kDataLoss:
-      return kExitDataLoss;
-    default:
-      return kExitJobFailed;
+    case absl::StatusCode::kAborted: return kExitRefused;
+    case absl::StatusCode::kDataLoss: return kExitDataLoss;
+    default: return kExitJobFailed;
   }
 }
 

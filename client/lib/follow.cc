@@ -11,15 +11,12 @@ namespace {
 
 using PointKey = std::tuple<int, int, int64_t, bool>;
 
-PointKey KeyOf(const v1::MetricPoint& point) {
-  return {point.kind(), point.attempt(), point.step(), point.final_pass()};
-}
+PointKey KeyOf(const v1::MetricPoint& point) { return {point.kind(), point.attempt(), point.step(), point.final_pass()}; }
 
 }  // namespace
 
 absl::StatusOr<v1::StreamEnd> Client::WatchJob(const std::string& job_id, int64_t after_sequence,
-                                               const std::function<void(const v1::JobEvent&)>& on_event,
-                                               std::stop_token stop) {
+                                               const std::function<void(const v1::JobEvent&)>& on_event, std::stop_token stop) {
   v1::WatchJobRequest request;
   request.set_job_id(job_id);
   request.set_after_sequence(after_sequence);
@@ -42,8 +39,7 @@ absl::StatusOr<v1::StreamEnd> Client::WatchJob(const std::string& job_id, int64_
   MB_RETURN_IF_ERROR(ReadUntilComplete(impl_->options, stop, false, [&] {
     return ReadStream<v1::WatchJobResponse>(
         impl_->options.silence_limit, stop,
-        [&](auto* context, auto* queue) { return impl_->jobs->PrepareAsyncWatchJob(context, request, queue); },
-        on_message);
+        [&](auto* context, auto* queue) { return impl_->jobs->PrepareAsyncWatchJob(context, request, queue); }, on_message);
   }));
   return end;
 }
@@ -51,9 +47,8 @@ absl::StatusOr<v1::StreamEnd> Client::WatchJob(const std::string& job_id, int64_
 namespace {
 
 // Reads a log from position->offset on and leaves there what comes next; returns the end message when following.
-absl::StatusOr<v1::StreamEnd> TailLogs(const ConnectionOptions& options, v1::JobService::Stub* jobs,
-                                       Client::LogQuery* position, bool follow, const Client::LogSink& sink,
-                                       const std::stop_token& stop) {
+absl::StatusOr<v1::StreamEnd> TailLogs(const ConnectionOptions& options, v1::JobService::Stub* jobs, Client::LogQuery* position,
+                                       bool follow, const Client::LogSink& sink, const std::stop_token& stop) {
   v1::TailLogsRequest request;
   request.set_job_id(position->job_id);
   request.set_attempt(position->attempt);
@@ -72,8 +67,8 @@ absl::StatusOr<v1::StreamEnd> TailLogs(const ConnectionOptions& options, v1::Job
         data.erase(0, std::min(known, data.size()));
       }
       if (message.attempt() != 0) request.set_attempt(message.attempt());
-      request.set_offset(std::max(same_attempt ? request.offset() : 0,
-                                  message.offset() + static_cast<int64_t>(message.data().size())));
+      request.set_offset(
+          std::max(same_attempt ? request.offset() : 0, message.offset() + static_cast<int64_t>(message.data().size())));
       if (!data.empty()) {
         sink(data, message.attempt());
         received = Received::kNews;
@@ -120,8 +115,7 @@ absl::StatusOr<v1::StreamEnd> StreamMetrics(const ConnectionOptions& options, v1
   MB_RETURN_IF_ERROR(ReadUntilComplete(options, stop, !follow, [&] {
     StreamAttempt attempt = ReadStream<v1::StreamMetricsResponse>(
         options.silence_limit, stop,
-        [&](auto* context, auto* queue) { return jobs->PrepareAsyncStreamMetrics(context, request, queue); },
-        on_message);
+        [&](auto* context, auto* queue) { return jobs->PrepareAsyncStreamMetrics(context, request, queue); }, on_message);
     // The token is too old: from the oldest again, what was delivered already is left out.
     if (ReasonOf(attempt.status) == v1::REASON_RESUME_CONSUMED && !request.resume_token().empty()) {
       request.clear_resume_token();
@@ -159,8 +153,9 @@ absl::StatusOr<v1::StreamEnd> Client::FollowLog(const LogQuery& query, const Log
 
 absl::StatusOr<std::vector<v1::MetricPoint>> Client::ReadMetrics(const MetricQuery& query, std::stop_token stop) {
   std::vector<v1::MetricPoint> points;
-  MB_RETURN_IF_ERROR(StreamMetrics(impl_->options, impl_->jobs.get(), query, false,
-                                   [&points](const v1::MetricPoint& point) { points.push_back(point); }, stop)
+  MB_RETURN_IF_ERROR(StreamMetrics(
+                         impl_->options, impl_->jobs.get(), query, false,
+                         [&points](const v1::MetricPoint& point) { points.push_back(point); }, stop)
                          .status());
   return points;
 }

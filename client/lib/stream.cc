@@ -18,16 +18,14 @@ bool MayReconnect(const absl::Status& status) {
   const v1::Reason reason = ReasonOf(status);
   if (reason != v1::REASON_UNSPECIFIED) return reason == v1::REASON_SERVICE_STOPPING;
   switch (status.code()) {
-    case absl::StatusCode::kOk:         // Stopped short of its end message.
+    case absl::StatusCode::kOk:  // Stopped short of its end message.
     case absl::StatusCode::kUnavailable:
     case absl::StatusCode::kCancelled:  // By the server or a proxy.
     case absl::StatusCode::kAborted:
     case absl::StatusCode::kUnknown:
-    case absl::StatusCode::kInternal:   // RST_STREAM.
-    case absl::StatusCode::kDeadlineExceeded:
-      return true;
-    default:
-      return false;
+    case absl::StatusCode::kInternal:  // RST_STREAM.
+    case absl::StatusCode::kDeadlineExceeded: return true;
+    default: return false;
   }
 }
 
@@ -50,9 +48,9 @@ absl::Status ReadUntilComplete(const ConnectionOptions& options, const std::stop
         attempt.status.ok() ? "the stream ended without its end message" : std::string(attempt.status.message());
     const auto wait = backoff.Next();
     if (Clock::now() + wait > last_sign_of_life + options.lost_after) {
-      return absl::UnavailableError(
-          fmt::format("connection lost, job state unknown: nothing from {} for {:.0f} s ({})", options.server,
-                      std::chrono::duration<double>(Clock::now() - last_sign_of_life).count(), cause));
+      return absl::UnavailableError(fmt::format("connection lost, job state unknown: nothing from {} for {:.0f} s ({})",
+                                                options.server,
+                                                std::chrono::duration<double>(Clock::now() - last_sign_of_life).count(), cause));
     }
     if (!told && options.on_retry) {
       options.on_retry(fmt::format("connection to {} lost ({}), trying again", options.server, cause));

@@ -24,11 +24,11 @@ enum class Received {
 };
 
 struct StreamAttempt {
-  bool complete = false;    // kEnd was seen.
-  bool alive = false;       // At least one message came.
-  bool news = false;        // At least one kNews.
+  bool complete = false;  // kEnd was seen.
+  bool alive = false;     // At least one message came.
+  bool news = false;      // At least one kNews.
   Clock::time_point last_message{};
-  absl::Status status;      // How the call ended; OK without `complete` is a stream that stopped short.
+  absl::Status status;  // How the call ended; OK without `complete` is a stream that stopped short.
 };
 
 // `start(context, queue)` prepares the async reader. Returns when the call has ended; a call that is silent for longer
@@ -81,8 +81,7 @@ StreamAttempt ReadStream(std::chrono::milliseconds silence_limit, const std::sto
   }
   queue.Shutdown();
   void* rest = nullptr;
-  for (bool ok = false; queue.Next(&rest, &ok);) {
-  }
+  for (bool ok = false; queue.Next(&rest, &ok);) {}
   if (silent && !attempt.complete) attempt.status = absl::UnavailableError("no message within the silence limit");
   return attempt;
 }

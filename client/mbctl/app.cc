@@ -19,7 +19,8 @@ namespace {
 
 constexpr const char* kFooter =
     "Examples:\n"
-    "  mbctl submit --recipe vanilla_gpt_pretrain_config --follow train.train_iters=10\n"
+    "  mbctl submit --recipe vanilla_gpt_megatron_lm_config --follow model.num_layers=2 model.hidden_size=256 \\\n"
+    "    model.num_attention_heads=4 train.train_iters=10\n"
     "  mbctl ps                        what runs\n"
     "  mbctl metrics JOB --plot        its loss\n"
     "  mbctl resume JOB                go on from its last checkpoint\n"
@@ -36,12 +37,16 @@ void AddGlobalOptions(CLI::App* app, Session* session) {
       ->group(group);
   app->add_option("--server", connection->server, "Coordinator: HOST:PORT or unix:/path")->type_name("ADDRESS")->group(group);
   app->add_option("--context", connection->context, "Context of ~/.config/mbctl/config.yaml")->group(group);
-  app->add_flag_callback("--tls", [connection] { connection->tls = true; }, "Encrypt; implied by --ca and --cert")->group(group);
+  app->add_flag_callback(
+         "--tls", [connection] { connection->tls = true; }, "Encrypt; implied by --ca and --cert")
+      ->group(group);
   app->add_option("--ca", connection->ca_file, "CA certificate, PEM")->type_name("FILE")->group(group);
   app->add_option("--cert", connection->cert_file, "Client certificate, PEM")->type_name("FILE")->group(group);
   app->add_option("--key", connection->key_file, "Client key, PEM")->type_name("FILE")->group(group);
   app->add_flag("-q,--quiet", session->quiet, "No prose on stderr but errors")->group(group);
-  app->add_flag_callback("--no-color", [session] { session->terminal.color = false; }, "No colours")->group(group);
+  app->add_flag_callback(
+         "--no-color", [session] { session->terminal.color = false; }, "No colours")
+      ->group(group);
 }
 
 // CLI11 says "A subcommand is required" for a mistyped one.

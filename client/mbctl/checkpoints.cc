@@ -21,7 +21,10 @@ std::string CheckpointTable(const std::vector<v1::Checkpoint>& checkpoints) {
   for (const v1::Checkpoint& checkpoint : checkpoints) {
     const double loss = checkpoint.metrics().lm_loss();
     table.Add({checkpoint.checkpoint_id(), fmt::format("{}", checkpoint.step()), StateName(checkpoint.state()),
-               recipes::FormatBytes(checkpoint.bytes()), !checkpoint.has_metrics() ? "-" : std::isnan(loss) ? "NaN" : fmt::format("{:.4f}", loss),
+               recipes::FormatBytes(checkpoint.bytes()),
+               !checkpoint.has_metrics() ? "-"
+               : std::isnan(loss)        ? "NaN"
+                                         : fmt::format("{:.4f}", loss),
                checkpoint.pinned() ? "yes" : "no", checkpoint.job_id(), FormatAge(checkpoint.commit_time())});
   }
   return table.Text();
@@ -107,7 +110,8 @@ void AddEach(CLI::App* group, Session* session, const char* name, const char* he
         MBCTL_ASSIGN_OR_FAIL(const v1::Checkpoint checkpoint, *session, call(client, id));
         session->Print(checkpoint, checkpoint.checkpoint_id(), [&] {
           if (details) return DescribeCheckpoint(checkpoint);
-          return fmt::format("{}  {}{}\n", checkpoint.checkpoint_id(), StateName(checkpoint.state()), checkpoint.pinned() ? "  pinned" : "");
+          return fmt::format("{}  {}{}\n", checkpoint.checkpoint_id(), StateName(checkpoint.state()),
+                             checkpoint.pinned() ? "  pinned" : "");
         });
       }
       return client::kExitOk;

@@ -20,7 +20,7 @@ void AddTranslate(CLI::App* app, Session* session);    // translate
 void AddAdmin(CLI::App* app, Session* session);        // admin info|shutdown
 void AddData(CLI::App* app, Session* session);         // data
 // These look at the whole program, so they come last.
-void AddCompletion(CLI::App* app, Session* session);   // completion bash|zsh|fish
-void AddHelp(CLI::App* app, Session* session);         // help, version
+void AddCompletion(CLI::App* app, Session* session);  // completion bash|zsh|fish
+void AddHelp(CLI::App* app, Session* session);        // help, version
 
 }  // namespace mbridge::mbctl

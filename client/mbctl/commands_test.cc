@@ -24,7 +24,8 @@ TEST_F(Mbctl, PsGetDescribe) {
   fake_.Start();
   EXPECT_THAT(Run({"ps"}).out, AllOf(HasSubstr("JOB"), HasSubstr("j-abc")));
   EXPECT_EQ(Run({"ps", "-o", "name"}).out, "j-abc\n");
-  EXPECT_THAT(Run({"describe", "run-1"}).out, AllOf(HasSubstr("COMPLETED"), HasSubstr("train.train_iters=10"), HasSubstr("attempt 1")));
+  EXPECT_THAT(Run({"describe", "run-1"}).out,
+              AllOf(HasSubstr("COMPLETED"), HasSubstr("train.train_iters=10"), HasSubstr("attempt 1")));
   EXPECT_EQ(nlohmann::json::parse(Run({"get", "j-abc", "-o", "json"}).out)["runName"], "run-1");
   EXPECT_THAT(Run({"get", "j-abc", "-o", "yaml"}).out, HasSubstr("runName: run-1\n"));
 }
@@ -84,7 +85,10 @@ TEST_F(Mbctl, CompareWithTheOracle) {
   const Result other = Run({"compare", oracle + ":seed1", oracle + ":seed1_default_dropout", "-o", "json"});
   EXPECT_EQ(other.code, 1);
   EXPECT_EQ(nlohmann::json::parse(other.out)["verdict"], "DIFFERENT");
-  EXPECT_EQ(Run({"compare", oracle + ":seed1", oracle + ":seed1_default_dropout", "--tolerance", "1", "--grad-norm-tolerance", "1"}).code, 0);
+  EXPECT_EQ(
+      Run({"compare", oracle + ":seed1", oracle + ":seed1_default_dropout", "--tolerance", "1", "--grad-norm-tolerance", "1"})
+          .code,
+      0);
   const Result unknown = Run({"compare", oracle, oracle + ":seed1"});
   EXPECT_EQ(unknown.code, 2);
   EXPECT_THAT(unknown.err, HasSubstr("seed1_dp2"));
@@ -92,9 +96,31 @@ TEST_F(Mbctl, CompareWithTheOracle) {
 }
 
 TEST_F(Mbctl, TranslateBothWays) {
-  const Result forth = Run({"translate", "--num-layers", "2", "--hidden-size", "256", "--num-attention-heads", "4", "--seq-length", "512",
-                            "--max-position-embeddings", "512", "--micro-batch-size", "4", "--global-batch-size", "32", "--train-iters",
-                            "10", "--lr", "3e-4", "--bf16", "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "32000"});
+  const Result forth = Run({"translate",
+                            "--num-layers",
+                            "2",
+                            "--hidden-size",
+                            "256",
+                            "--num-attention-heads",
+                            "4",
+                            "--seq-length",
+                            "512",
+                            "--max-position-embeddings",
+                            "512",
+                            "--micro-batch-size",
+                            "4",
+                            "--global-batch-size",
+                            "32",
+                            "--train-iters",
+                            "10",
+                            "--lr",
+                            "3e-4",
+                            "--bf16",
+                            "--mock-data",
+                            "--tokenizer-type",
+                            "NullTokenizer",
+                            "--vocab-size",
+                            "32000"});
   ASSERT_EQ(forth.code, 0) << forth.err;
   EXPECT_THAT(forth.out, AllOf(HasSubstr("mbctl submit --recipe"), HasSubstr("model.num_layers=2")));
   const Result unknown = Run({"translate", "--num-layerz", "2"});

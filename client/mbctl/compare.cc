@@ -80,13 +80,19 @@ std::string ComparisonJson(const LossSeries& a, const LossSeries& b, const Compa
   };
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const ComparedRow& row : comparison.rows) {
-    nlohmann::ordered_json entry = {{"iteration", row.label}, {"a", number(row.a)}, {"b", number(row.b)},
-                                    {"difference", number(row.difference)}, {"verdict", VerdictName(row.verdict)}};
+    nlohmann::ordered_json entry = {{"iteration", row.label},
+                                    {"a", number(row.a)},
+                                    {"b", number(row.b)},
+                                    {"difference", number(row.difference)},
+                                    {"verdict", VerdictName(row.verdict)}};
     if (row.grad_norm_difference) entry["gradNormDifference"] = number(*row.grad_norm_difference);
     rows.push_back(std::move(entry));
   }
-  const nlohmann::ordered_json root = {{"a", a.source}, {"b", b.source}, {"verdict", VerdictName(comparison.verdict)},
-                                       {"summary", comparison.summary}, {"rows", rows}};
+  const nlohmann::ordered_json root = {{"a", a.source},
+                                       {"b", b.source},
+                                       {"verdict", VerdictName(comparison.verdict)},
+                                       {"summary", comparison.summary},
+                                       {"rows", rows}};
   return root.dump(2) + "\n";
 }
 

@@ -35,12 +35,9 @@ struct Extreme {
 
 std::string VerdictName(Verdict verdict) {
   switch (verdict) {
-    case Verdict::kEqual:
-      return "equal";
-    case Verdict::kClose:
-      return "close";
-    case Verdict::kDifferent:
-      break;
+    case Verdict::kEqual: return "equal";
+    case Verdict::kClose: return "close";
+    case Verdict::kDifferent: break;
   }
   return "DIFFERENT";
 }
@@ -76,8 +73,8 @@ Comparison Compare(const LossSeries& a, const LossSeries& b, const ComparisonLim
     ++iterations;
   }
   for (const EvaluationPoint& in_a : a.evaluations) {
-    const auto in_b = std::find_if(b.evaluations.begin(), b.evaluations.end(),
-                                   [&](const EvaluationPoint& p) { return p.label == in_a.label; });
+    const auto in_b =
+        std::find_if(b.evaluations.begin(), b.evaluations.end(), [&](const EvaluationPoint& p) { return p.label == in_a.label; });
     if (in_b == b.evaluations.end()) continue;
     ComparedRow row{in_a.label, in_a.loss, in_b->loss, in_b->loss - in_a.loss, std::nullopt, Verdict::kEqual};
     row.verdict = Judge(row.difference, limits.loss);

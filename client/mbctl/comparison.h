@@ -17,14 +17,14 @@ enum class Verdict {
 };
 
 struct ComparisonLimits {
-  double loss = 1e-4;        // Absolute; mlm_numerics.md: what BF16 rounding leaves after ten iterations.
-  double grad_norm = 2e-3;   // Absolute, plus the rounding of printed norms.
+  double loss = 1e-4;       // Absolute; mlm_numerics.md: what BF16 rounding leaves after ten iterations.
+  double grad_norm = 2e-3;  // Absolute, plus the rounding of printed norms.
 };
 
 struct ComparedRow {
-  std::string label;         // Iteration, or the name of an evaluation.
+  std::string label;  // Iteration, or the name of an evaluation.
   double a = 0, b = 0;
-  double difference = 0;     // b - a.
+  double difference = 0;  // b - a.
   std::optional<double> grad_norm_difference;
   Verdict verdict = Verdict::kEqual;
 };
@@ -32,7 +32,7 @@ struct ComparedRow {
 struct Comparison {
   std::vector<ComparedRow> rows;
   Verdict verdict = Verdict::kDifferent;
-  std::string summary;       // One sentence.
+  std::string summary;  // One sentence.
 };
 
 // Compares the iterations that both have; a series with a coarser log interval is compared with means of the finer one.

@@ -14,9 +14,9 @@ namespace mbridge::mbctl {
 namespace {
 
 struct Command {
-  std::string path;                       // "ckpt ls"; empty for the program.
+  std::string path;  // "ckpt ls"; empty for the program.
   std::vector<std::string> subcommands;
-  std::vector<std::string> options;       // "--rank", "-f".
+  std::vector<std::string> options;  // "--rank", "-f".
   bool takes_overrides = false;
   bool takes_job = false;
 };
@@ -36,7 +36,8 @@ void Collect(const CLI::App& app, const std::string& path, std::vector<Command>*
     command.takes_job |= option->get_name(true) == "JOB" || option->get_name(true) == "FROM";
   }
   out->push_back(command);
-  for (const CLI::App* child : Children(app)) Collect(*child, path.empty() ? child->get_name() : path + " " + child->get_name(), out);
+  for (const CLI::App* child : Children(app))
+    Collect(*child, path.empty() ? child->get_name() : path + " " + child->get_name(), out);
 }
 
 std::string Join(const std::vector<std::string>& words) {
@@ -59,8 +60,8 @@ std::string BashCompletion(const CLI::App& root) {
   Collect(root, "", &commands);
   std::string names, cases, overrides, jobs;
   for (const Command& command : commands) {
-    cases += fmt::format("    '{}') words='{}' ;;\n", command.path, Join(command.subcommands) +
-                         (command.subcommands.empty() ? "" : " ") + Join(command.options));
+    cases += fmt::format("    '{}') words='{}' ;;\n", command.path,
+                         Join(command.subcommands) + (command.subcommands.empty() ? "" : " ") + Join(command.options));
     if (!command.path.empty()) names += fmt::format("    '{}') path=\"$next\" ;;\n", command.path);
     if (command.takes_overrides) overrides += fmt::format("{}'{}'", overrides.empty() ? "" : " | ", command.path);
     if (command.takes_job) jobs += fmt::format("{}'{}'", jobs.empty() ? "" : " | ", command.path);
@@ -104,7 +105,8 @@ complete -F _mbctl mbctl
 
 std::string ZshCompletion(const CLI::App& root) {
   return "#compdef mbctl\n# zsh completion of mbctl; load it with: source <(mbctl completion zsh)\n"
-         "autoload -U +X bashcompinit && bashcompinit\n" + BashCompletion(root);
+         "autoload -U +X bashcompinit && bashcompinit\n" +
+         BashCompletion(root);
 }
 
 std::string FishCompletion(const CLI::App& root) {
@@ -118,7 +120,8 @@ std::string FishCompletion(const CLI::App& root) {
         for (const CLI::App* child : Children(app)) {
           const std::string not_yet = path.empty() ? "__fish_use_subcommand"
                                                    : fmt::format("{}; and not __fish_seen_subcommand_from {}", condition, names);
-          text += fmt::format("complete -c mbctl -n '{}' -a {} -d {}\n", not_yet, child->get_name(), Quoted(child->get_description()));
+          text += fmt::format("complete -c mbctl -n '{}' -a {} -d {}\n", not_yet, child->get_name(),
+                              Quoted(child->get_description()));
         }
         for (const CLI::Option* option : app.get_options()) {
           std::string flags;
@@ -135,7 +138,9 @@ std::string FishCompletion(const CLI::App& root) {
         }
       };
   write(root, "", "");
-  text += "complete -c mbctl -n '__fish_seen_subcommand_from submit' -s r -l recipe -x -a '(mbctl recipe ls --local -o name 2>/dev/null)'\n";
+  text +=
+      "complete -c mbctl -n '__fish_seen_subcommand_from submit' -s r -l recipe -x -a '(mbctl recipe ls --local -o name "
+      "2>/dev/null)'\n";
   return text;
 }
 

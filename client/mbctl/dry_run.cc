@@ -80,8 +80,8 @@ std::string DescribeSchedule(const v1::ResolvedConfig& resolved) {
 
 std::string DescribeMemory(const v1::ResolvedConfig& resolved) {
   const v1::MemoryEstimate& memory = resolved.per_rank();
-  std::string text = fmt::format("memory per rank (ranks {}, data parallel {})\n", resolved.ranks(),
-                                 resolved.data_parallel_size());
+  std::string text =
+      fmt::format("memory per rank (ranks {}, data parallel {})\n", resolved.ranks(), resolved.data_parallel_size());
   const auto line = [&text](const std::string& name, const std::string& what) {
     text += fmt::format("  {:<14} {:>12}\n", name, what);
   };
@@ -120,8 +120,13 @@ std::string DescribeResolved(const v1::ResolvedConfig& resolved, bool all_values
   }
   if (resolved.changes().empty()) text += "  none\n";
   text += "\n" + DescribeSchedule(resolved) + "\n" + DescribeMemory(resolved);
-  if (!resolved.warnings().empty()) text += "\nwarnings\n";
-  for (const std::string& warning : resolved.warnings()) text += "  " + warning + "\n";
+  std::string notes, warnings;
+  for (const std::string& line : resolved.warnings()) {
+    const bool is_note = line.starts_with(kNotePrefix);
+    (is_note ? notes : warnings) += "  " + (is_note ? line.substr(kNotePrefix.size()) : line) + "\n";
+  }
+  if (!notes.empty()) text += "\nnotes\n" + notes;
+  if (!warnings.empty()) text += "\nwarnings\n" + warnings;
   return text;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 
@@ -12,8 +13,11 @@ class ResolvedConfig;
 
 namespace mbridge::mbctl {
 
+// Facts of the node among the warnings of a resolved configuration begin so; they are shown as notes.
+inline constexpr std::string_view kNotePrefix = "note: ";
+
 // For people: every value with its origin (those at their default only with `all_values`), automatic changes, schedule,
-// bytes per rank by class, size and work of the model, warnings.
+// bytes per rank by class, size and work of the model, notes, warnings.
 std::string DescribeResolved(const v1::ResolvedConfig& resolved, bool all_values);
 
 // Resolves with the recipes of this binary. `as_a_job`: refuse what the coordinator would refuse at submit.

@@ -40,7 +40,10 @@ std::string ReasonAndDetail(v1::Reason reason, const std::string& detail) {
 class Follower {
  public:
   Follower(Session* session, client::Client* client, std::string job_id, const FollowOptions& options)
-      : session_(session), client_(client), job_id_(std::move(job_id)), options_(options),
+      : session_(session),
+        client_(client),
+        job_id_(std::move(job_id)),
+        options_(options),
         progress_(session->err, session->terminal) {
     progress_.Update("connecting", point_);
   }
@@ -56,14 +59,13 @@ class Follower {
     auto points_done = points_promise.get_future();
     if (options_.lines) {
       points = std::jthread([&] {
-        const auto end = client_->FollowMetrics({.job_id = job_id_},
-                                                [this](const v1::MetricPoint& point) { OnPoint(point); },
-                                                points_stop_.get_token());
+        const auto end = client_->FollowMetrics(
+            {.job_id = job_id_}, [this](const v1::MetricPoint& point) { OnPoint(point); }, points_stop_.get_token());
         points_promise.set_value(end.status());
       });
     }
-    const auto end = client_->WatchJob(job_id_, 0, [this](const v1::JobEvent& event) { OnEvent(event); },
-                                       stop_.get_token());
+    const auto end = client_->WatchJob(
+        job_id_, 0, [this](const v1::JobEvent& event) { OnEvent(event); }, stop_.get_token());
     if (options_.lines) {
       const bool wait_for_rest = end.ok() && points_done.wait_for(kLastPoints) == std::future_status::ready;
       points_stop_.request_stop();
@@ -122,7 +124,7 @@ class Follower {
       *message.add_points() = point;
       session_->out << ToJson(message, false) << std::flush;
     } else {
-      session_->out << FormatPoint(point) << std::endl;
+      session_->out << FormatPoint(point, {.throughput = options_.throughput}) << std::endl;
     }
     Redraw();
   }
@@ -250,9 +252,9 @@ absl::StatusOr<FollowOptions> ToFollowOptions(const FollowFlags& flags) {
 
 void AddFollow(CLI::App* app, Session* session) {
   for (const bool lines : {true, false}) {
-    auto* command = app->add_subcommand(
-        lines ? "follow" : "wait",
-        lines ? "Print the training lines of a job until it has ended; its exit code" : "Wait for the end of a job; its exit code");
+    auto* command = app->add_subcommand(lines ? "follow" : "wait",
+                                        lines ? "Print the training lines of a job until it has ended; its exit code"
+                                              : "Wait for the end of a job; its exit code");
     auto job = std::make_shared<std::string>();
     auto flags = std::make_shared<FollowFlags>();
     flags->follow = lines;
@@ -260,9 +262,10 @@ void AddFollow(CLI::App* app, Session* session) {
     AddFollowFlags(command, flags.get(), false);
     command->callback([=] {
       session->action = [=] {
-        MBCTL_ASSIGN_OR_FAIL(const FollowOptions options, *session, ToFollowOptions(*flags));
+        MBCTL_ASSIGN_OR_FAIL(FollowOptions options, *session, ToFollowOptions(*flags));
         MBCTL_ASSIGN_OR_FAIL(client::Client * client, *session, session->Connect());
         MBCTL_ASSIGN_OR_FAIL(const v1::Job found, *session, FindJob(client, *job));
+        options.throughput = found.resolved().config().logger().log_throughput();
         const int code = FollowJob(session, found.job_id(), options);
         if (!lines && session->format != "table" && code != client::kExitConnectionLost) {
           MBCTL_ASSIGN_OR_FAIL(const v1::Job ended, *session, client->GetJob(found.job_id()));

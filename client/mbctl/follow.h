@@ -13,9 +13,10 @@ class App;
 namespace mbridge::mbctl {
 
 struct FollowOptions {
-  bool lines = false;                        // --follow: one line per point; else only states (--wait).
-  std::optional<double> timeout_seconds;     // Exit code 6 after it; the job goes on.
-  bool cancel_on_interrupt = false;          // First Ctrl-C cancels the job, the second detaches.
+  bool lines = false;                     // --follow: one line per point; else only states (--wait).
+  bool throughput = false;                // logger.log_throughput of the job: TFLOP/s in the lines.
+  std::optional<double> timeout_seconds;  // Exit code 6 after it; the job goes on.
+  bool cancel_on_interrupt = false;       // First Ctrl-C cancels the job, the second detaches.
 };
 
 // Returns the exit code: of the job; 6 after the timeout; 7 when the connection stays lost; 130 after Ctrl-C.

@@ -23,12 +23,33 @@ TEST_F(Mbctl, FollowPrintsMegatronLinesOnStdoutOnly) {
   fake_.Start();
   const Result result = Run({"submit", "-r", "x", "--follow"});
   EXPECT_EQ(result.code, 0) << result.err;
-  EXPECT_THAT(result.out, AllOf(HasSubstr("] iteration        1/       2 | consumed samples:"), HasSubstr("lm loss: 1.042070E+01"),
-                                HasSubstr("lm loss: NaN"), HasSubstr(" validation loss at iteration 2 | lm loss value: 9.500000E+00"),
-                                Not(HasSubstr("\x1b")), Not(HasSubstr("queued"))));
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("] iteration        1/       2 | consumed samples:"), HasSubstr("lm loss: 1.042070E+01"),
+                    HasSubstr("lm loss: NaN"), HasSubstr(" validation loss at iteration 2 | lm loss value: 9.500000E+00"),
+                    Not(HasSubstr("\x1b")), Not(HasSubstr("queued"))));
   EXPECT_EQ(result.out[0], ' ');
   EXPECT_THAT(result.err, AllOf(HasSubstr("queued, WAITING_FOR_SLOTS: needs 4 slots"), HasSubstr("running"),
                                 HasSubstr("succeeded, COMPLETED"), Not(HasSubstr("\x1b"))));
+}
+
+TEST_F(Mbctl, FollowShowsThroughputWhereTheJobLogsIt) {
+  bool on = false;
+  fake_.jobs.get = [&on](const auto&, v1::GetJobResponse* response) {
+    response->mutable_job()->set_job_id("j-abc");
+    response->mutable_job()->mutable_resolved()->mutable_config()->mutable_logger()->set_log_throughput(on);
+    return grpc::Status::OK;
+  };
+  fake_.jobs.create = [&on](const auto&, v1::CreateJobResponse* response) {
+    response->mutable_job()->set_job_id("j-abc");
+    response->mutable_job()->mutable_resolved()->mutable_config()->mutable_logger()->set_log_throughput(on);
+    return grpc::Status::OK;
+  };
+  TrainAndEnd(v1::JOB_STATE_SUCCEEDED, v1::REASON_COMPLETED);
+  fake_.Start();
+  EXPECT_THAT(Run({"follow", "j-abc"}).out, Not(HasSubstr("TFLOP/s/GPU")));
+  on = true;
+  EXPECT_THAT(Run({"follow", "j-abc"}).out, HasSubstr("| throughput per GPU (TFLOP/s/GPU): 0.0 |"));
+  EXPECT_THAT(Run({"submit", "-r", "x", "--follow"}).out, HasSubstr("TFLOP/s/GPU"));
 }
 
 TEST_F(Mbctl, FollowAsJsonLines) {
@@ -109,9 +130,8 @@ TEST_F(Mbctl, TimeoutIsSixAndTheJobGoesOn) {
     return grpc::Status::CANCELLED;
   };
   fake_.Start();
-  const Result result = Run({"wait", "j-abc", "--timeout", "0.2"}, [](auto* options) {
-    options->silence_limit = options->lost_after = std::chrono::seconds(20);
-  });
+  const Result result = Run({"wait", "j-abc", "--timeout", "0.2"},
+                            [](auto* options) { options->silence_limit = options->lost_after = std::chrono::seconds(20); });
   EXPECT_EQ(result.code, 6);
   EXPECT_THAT(result.err, HasSubstr("job j-abc goes on"));
   EXPECT_EQ(Run({"wait", "j-abc", "--timeout", "soon"}).code, 2);
@@ -145,7 +165,8 @@ class Interrupted : public Mbctl {
       std::this_thread::sleep_for(milliseconds(50));
       kill(getpid(), SIGINT);
     });
-    return Run(std::move(arguments), [](auto* options) { options->silence_limit = options->lost_after = std::chrono::seconds(20); });
+    return Run(std::move(arguments),
+               [](auto* options) { options->silence_limit = options->lost_after = std::chrono::seconds(20); });
   }
   std::atomic<bool> watching_{false}, cancelled_{false};
 };

@@ -41,14 +41,10 @@ std::string ReasonsOf(int code, const char* separator) {
 
 std::string RetryText(v1::RetryRule rule) {
   switch (rule) {
-    case v1::RETRY_RULE_FROM_CHECKPOINT:
-      return "tried again from the last checkpoint, counted against --max-restarts";
-    case v1::RETRY_RULE_INFRASTRUCTURE:
-      return "tried again from the last checkpoint, not the job's fault";
-    case v1::RETRY_RULE_NEVER:
-      return "not tried again";
-    default:
-      return "";
+    case v1::RETRY_RULE_FROM_CHECKPOINT: return "tried again from the last checkpoint, counted against --max-restarts";
+    case v1::RETRY_RULE_INFRASTRUCTURE: return "tried again from the last checkpoint, not the job's fault";
+    case v1::RETRY_RULE_NEVER: return "not tried again";
+    default: return "";
   }
 }
 
@@ -69,7 +65,8 @@ std::string Describe(v1::Reason reason) {
 
 std::string ExitCodesText() {
   Table table({"CODE", "MEANING", "REASONS"});
-  for (const auto& entry : client::ExitCodes()) table.Add({fmt::format("{}", entry.code), entry.meaning, ReasonsOf(entry.code, " ")});
+  for (const auto& entry : client::ExitCodes())
+    table.Add({fmt::format("{}", entry.code), entry.meaning, ReasonsOf(entry.code, " ")});
   return table.Text();
 }
 

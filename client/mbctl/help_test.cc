@@ -1,7 +1,9 @@
 // Usage errors, help, the manual, completion scripts.
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 
@@ -16,10 +18,18 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 TEST_F(Mbctl, WrongUsageIsTwo) {
-  const std::vector<std::vector<std::string>> lines =
-       {{}, {"frobnicate"}, {"submit"}, {"submit", "--no-such-option"}, {"get"}, {"ckpt"},
-        {"submit", "-r", "x", "--priority", "101"}, {"submit", "-r", "x", "--device", "tpu"}, {"ps", "-o", "xml"},
-        {"submit", "-r", "x", "--follow", "--wait"}, {"submit", "-r", "x", "--label", "novalue"}, {"help", "nothing"}};
+  const std::vector<std::vector<std::string>> lines = {{},
+                                                       {"frobnicate"},
+                                                       {"submit"},
+                                                       {"submit", "--no-such-option"},
+                                                       {"get"},
+                                                       {"ckpt"},
+                                                       {"submit", "-r", "x", "--priority", "101"},
+                                                       {"submit", "-r", "x", "--device", "tpu"},
+                                                       {"ps", "-o", "xml"},
+                                                       {"submit", "-r", "x", "--follow", "--wait"},
+                                                       {"submit", "-r", "x", "--label", "novalue"},
+                                                       {"help", "nothing"}};
   for (const auto& line : lines) {
     EXPECT_EQ(Run(line).code, 2) << ::testing::PrintToString(line);
   }
@@ -29,9 +39,17 @@ TEST_F(Mbctl, WrongUsageIsTwo) {
 }
 
 TEST_F(Mbctl, HelpAndVersionAreZeroAndOnStdout) {
-  const std::vector<std::vector<std::string>> lines =
-       {{"--help"}, {"submit", "--help"}, {"ckpt", "ls", "--help"}, {"--version"}, {"version"}, {"help"},
-        {"help", "submit"}, {"help", "ckpt", "ls"}, {"help", "exit-codes"}, {"help", "errors"}, {"help", "errors", "nan-loss"}};
+  const std::vector<std::vector<std::string>> lines = {{"--help"},
+                                                       {"submit", "--help"},
+                                                       {"ckpt", "ls", "--help"},
+                                                       {"--version"},
+                                                       {"version"},
+                                                       {"help"},
+                                                       {"help", "submit"},
+                                                       {"help", "ckpt", "ls"},
+                                                       {"help", "exit-codes"},
+                                                       {"help", "errors"},
+                                                       {"help", "errors", "nan-loss"}};
   for (const auto& line : lines) {
     const Result result = Run(line);
     EXPECT_EQ(result.code, 0) << ::testing::PrintToString(line) << result.err;
@@ -61,12 +79,59 @@ TEST(Manual, NamesEveryCommand) {
   }
 }
 
+// The `mbctl submit` lines of a text, each as words; lines that end in a backslash go on. Lines with "..." are no commands.
+std::vector<std::string> SubmitLines(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line, more; std::getline(stream, line);) {
+    size_t at = line.find("mbctl submit -");
+    if (at == std::string::npos || line.find('`') != std::string::npos) continue;
+    while (line.ends_with('\\') && std::getline(stream, more)) line = line.substr(0, line.size() - 1) + more;
+    if (line.find("...") == std::string::npos) lines.push_back(line.substr(at));
+  }
+  return lines;
+}
+
+std::vector<std::string> Words(const std::string& line) {
+  std::istringstream stream(line.substr(0, line.find_first_of(">#)")));
+  std::vector<std::string> words;
+  std::string word;
+  stream >> word;  // mbctl
+  while (stream >> word) words.push_back(word.starts_with("\"$") ? "11111111-2222-4333-8444-555555555555" : word);
+  return words;
+}
+
+TEST_F(Mbctl, EveryPrintedSubmitIsValid) {
+  std::string text = Run({"help"}).out + Run({"submit", "--help"}).out;
+  for (const char* page : {"/docs/mbctl.md", "/docs/megatron-lm.md", "/README.md"}) {
+    std::ifstream file(std::string(MB_SOURCE_DIR) + page);
+    std::stringstream content;
+    content << file.rdbuf();
+    ASSERT_NE(content.str(), "") << page;
+    text += "\n" + content.str();
+  }
+  const std::vector<std::string> lines = SubmitLines(text);
+  EXPECT_GE(lines.size(), 11u);
+  const std::string written =
+      ::testing::TempDir() + std::to_string(getpid()) + "-run.yaml";  // The examples make run.yaml before they use it.
+  for (const std::string& line : lines) {
+    std::vector<std::string> words = Words(line);
+    std::replace(words.begin(), words.end(), std::string("run.yaml"), written);
+    if (std::find(words.begin(), words.end(), "--dry-run") == words.end()) words.push_back("--dry-run");
+    words.push_back("--local");
+    const Result result = Run(words);
+    EXPECT_EQ(result.code, 0) << line << "\n" << result.err;
+    if (line.ends_with("> run.yaml")) std::ofstream(written) << result.out;
+  }
+  std::remove(written.c_str());
+}
+
 class Completion : public ::testing::Test {
  protected:
   void SetUp() override { app_ = MakeApp(&session_); }
   // Runs bash on text; its exit code and output.
   static std::pair<int, std::string> Bash(const std::string& flags, const std::string& text) {
-    const std::string path = ::testing::TempDir() + "completion.bash";
+    const std::string path = ::testing::TempDir() + std::to_string(getpid()) + "-completion.bash";
     std::ofstream(path) << text;
     FILE* pipe = popen(("bash " + flags + " " + path + " 2>&1").c_str(), "r");
     std::string output;
@@ -88,8 +153,9 @@ TEST_F(Completion, BashScriptIsValid) {
 
 TEST_F(Completion, BashScriptCompletes) {
   const auto complete = [&](const std::string& words, int index) {
-    return Bash("", BashCompletion(*app_) + "\nmbctl() { :; }\ncompopt() { :; }\nCOMP_WORDS=(" + words + ")\nCOMP_CWORD=" +
-                        std::to_string(index) + "\n_mbctl\necho \"${COMPREPLY[@]}\"\n").second;
+    return Bash("", BashCompletion(*app_) + "\nmbctl() { :; }\ncompopt() { :; }\nCOMP_WORDS=(" + words +
+                        ")\nCOMP_CWORD=" + std::to_string(index) + "\n_mbctl\necho \"${COMPREPLY[@]}\"\n")
+        .second;
   };
   EXPECT_EQ(complete("mbctl sub", 1), "submit\n");
   EXPECT_EQ(complete("mbctl ckpt ver", 2), "verify\n");
@@ -100,7 +166,8 @@ TEST_F(Completion, BashScriptCompletes) {
 TEST_F(Completion, ZshAndFishNameEveryCommand) {
   const std::string zsh = ZshCompletion(*app_), fish = FishCompletion(*app_);
   EXPECT_THAT(zsh, HasSubstr("#compdef mbctl"));
-  for (const char* command : {"submit", "compare", "completion"}) EXPECT_THAT(fish, HasSubstr(std::string(" -a ") + command + " "));
+  for (const char* command : {"submit", "compare", "completion"})
+    EXPECT_THAT(fish, HasSubstr(std::string(" -a ") + command + " "));
   EXPECT_THAT(fish, HasSubstr("-l follow"));
 }
 

@@ -59,13 +59,14 @@ void AddLogs(CLI::App* app, Session* session) {
   auto flags = std::make_shared<LogFlags>();
   auto* command = app->add_subcommand("logs", "Print what a rank wrote to stdout and stderr");
   command->add_option("JOB", flags->job, "Job id or run name")->required();
-  command->add_flag("-f,--follow", flags->follow, "Until the job (with --attempt: the attempt) has ended; the exit code is the job's");
+  command->add_flag("-f,--follow", flags->follow,
+                    "Until the job (with --attempt: the attempt) has ended; the exit code is the job's");
   command->add_option("--rank", flags->rank, "Rank")->check(CLI::NonNegativeNumber)->capture_default_str();
-  command->add_option("--attempt", flags->attempt, "Attempt; 0: the newest")->check(CLI::NonNegativeNumber)->capture_default_str();
+  command->add_option("--attempt", flags->attempt, "Attempt; 0: the newest")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   command->add_flag("--tail", flags->tail, "Begin with the last 64 KiB");
-  command->callback([=] {
-    session->action = [=] { return PrintLog(session, *flags); };
-  });
+  command->callback([=] { session->action = [=] { return PrintLog(session, *flags); }; });
 }
 
 }  // namespace mbridge::mbctl

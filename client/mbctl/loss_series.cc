@@ -38,13 +38,13 @@ std::optional<std::string> Field(const std::string& line, const std::string& nam
 }
 
 std::optional<LogLine> ParseTrainingLine(const std::string& line) {
-  static const std::regex kStart(
-      R"(\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?\] iteration\s+(\d+)/\s*\d+ \|)", std::regex::optimize);
+  static const std::regex kStart(R"(\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?\] iteration\s+(\d+)/\s*\d+ \|)",
+                                 std::regex::optimize);
   if (line.find("] iteration") == std::string::npos) return std::nullopt;
   std::smatch match;
   if (!std::regex_search(line, match, kStart)) return std::nullopt;
   LogLine parsed;
-  parsed.writer = match[1].matched                              ? Writer::kMegatronLm
+  parsed.writer = match[1].matched                                ? Writer::kMegatronLm
                   : line.find("| tokens/s:") != std::string::npos ? Writer::kOwn
                                                                   : Writer::kBridge;
   parsed.step = std::stoll(match[2].str());
@@ -58,8 +58,8 @@ std::optional<LogLine> ParseTrainingLine(const std::string& line) {
 }
 
 std::optional<EvaluationPoint> ParseEvaluationLine(const std::string& line) {
-  static const std::regex kPattern(
-      R"(validation loss at iteration (\d+)( on (validation|test) set)? \| lm loss value: (\S+) \|)", std::regex::optimize);
+  static const std::regex kPattern(R"(validation loss at iteration (\d+)( on (validation|test) set)? \| lm loss value: (\S+) \|)",
+                                   std::regex::optimize);
   if (line.find("validation loss at iteration") == std::string::npos) return std::nullopt;
   std::smatch match;
   if (!std::regex_search(line, match, kPattern)) return std::nullopt;
@@ -98,8 +98,8 @@ std::vector<LossPoint> Sorted(const std::map<int64_t, LossPoint>& by_step) {
 absl::StatusOr<LossSeries> ParseLog(const std::string& text, const std::string& name) {
   LossSeries series;
   std::map<int64_t, LossPoint> by_step;
-  std::optional<LogLine> previous;      // Within one start of the program.
-  bool previous_is_first = false;       // Its accumulators were not reset.
+  std::optional<LogLine> previous;  // Within one start of the program.
+  bool previous_is_first = false;   // Its accumulators were not reset.
   int64_t loaded = 0;
   Writer writer = Writer::kBridge;
   std::istringstream lines(text);
@@ -116,8 +116,8 @@ absl::StatusOr<LossSeries> ParseLog(const std::string& text, const std::string& 
       const double first = static_cast<double>(1 - std::min<int64_t>(1, previous->bad_iterations));
       // The accumulator still holds iteration `previous->step`; take its share out.
       if (first > 0 && all > first) point.loss = (all * parsed->loss - first * previous->loss) / (all - first);
-      series.notes.push_back(fmt::format("line of iteration {}: mean of iterations {}..{} as printed, turned back",
-                                         parsed->step, previous->step, parsed->step));
+      series.notes.push_back(fmt::format("line of iteration {}: mean of iterations {}..{} as printed, turned back", parsed->step,
+                                         previous->step, parsed->step));
     }
     previous_is_first = (!previous || restarted) && parsed->step == loaded + 1;
     if (restarted) {
@@ -131,7 +131,8 @@ absl::StatusOr<LossSeries> ParseLog(const std::string& text, const std::string& 
   if (by_step.empty()) {
     return absl::InvalidArgumentError(fmt::format(
         "{}: no line of the form ` [YYYY-MM-DD HH:MM:SS] iteration        1/      10 | ... | lm loss: ...`; is it the "
-        "log of the last rank?", name));
+        "log of the last rank?",
+        name));
   }
   const char* who = writer == Writer::kMegatronLm ? "Megatron-LM log" : writer == Writer::kBridge ? "Megatron-Bridge log" : "log";
   series.source = fmt::format("{} {}", who, name);
@@ -150,8 +151,7 @@ absl::StatusOr<LossSeries> ParseLosses(const std::string& json, const std::strin
   if (!root["runs"].contains(run)) {
     std::string known;
     for (const auto& [key, value] : root["runs"].items()) known += (known.empty() ? "" : ", ") + key;
-    return absl::InvalidArgumentError(
-        fmt::format("{} has no run '{}'; write {}:RUN with one of {}", name, run, name, known));
+    return absl::InvalidArgumentError(fmt::format("{} has no run '{}'; write {}:RUN with one of {}", name, run, name, known));
   }
   const auto& entry = root["runs"][run];
   LossSeries series;

@@ -22,16 +22,16 @@ struct LossPoint {
 };
 
 struct EvaluationPoint {
-  std::string label;                // "validation at 10", "validation set at 10", "test set at 10".
+  std::string label;  // "validation at 10", "validation set at 10", "test set at 10".
   double loss = 0;
 };
 
 struct LossSeries {
-  std::string source;               // For people: "Megatron-LM log run.txt".
-  std::vector<LossPoint> train;     // By step, ascending; of a repeated step the later one.
+  std::string source;            // For people: "Megatron-LM log run.txt".
+  std::vector<LossPoint> train;  // By step, ascending; of a repeated step the later one.
   std::vector<EvaluationPoint> evaluations;
-  std::vector<std::string> notes;   // What was changed while reading.
-  double grad_norm_rounding = 0;    // Half of the last printed digit.
+  std::vector<std::string> notes;  // What was changed while reading.
+  double grad_norm_rounding = 0;   // Half of the last printed digit.
 };
 
 // Text with Megatron's console lines. Time stamps with microseconds are Megatron-LM's, whole seconds Megatron-Bridge's,

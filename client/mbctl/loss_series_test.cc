@@ -200,9 +200,7 @@ TEST(Compare, NanIsNeverEqual) {
   EXPECT_EQ(Compare(Series({10, std::nan("")}), Series({10, std::nan("")}), {}).verdict, Verdict::kDifferent);
 }
 
-TEST(Compare, NothingInCommonIsNotEqual) {
-  EXPECT_EQ(Compare(Series({}), Series({1}), {}).verdict, Verdict::kDifferent);
-}
+TEST(Compare, NothingInCommonIsNotEqual) { EXPECT_EQ(Compare(Series({}), Series({1}), {}).verdict, Verdict::kDifferent); }
 
 TEST(Compare, CoarserSeriesAgainstMeansOfTheFiner) {
   LossSeries coarse;

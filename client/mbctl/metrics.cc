@@ -40,8 +40,9 @@ std::string KindName(const v1::MetricPoint& point) {
 }
 
 const std::vector<std::string>& Header() {
-  static const std::vector<std::string> kHeader = {"KIND", "ATTEMPT", "STEP", "LM LOSS", "LEARNING RATE", "GRAD NORM",
-                                                   "LOSS SCALE", "TOKENS/S", "MS/ITERATION", "SKIPPED", "NAN"};
+  static const std::vector<std::string> kHeader = {"KIND",          "ATTEMPT",   "STEP",       "LM LOSS",
+                                                   "LEARNING RATE", "GRAD NORM", "LOSS SCALE", "TOKENS/S",
+                                                   "MS/ITERATION",  "SKIPPED",   "NAN"};
   return kHeader;
 }
 
@@ -130,17 +131,20 @@ int FollowPoints(Session* session, client::Client* client, const client::Client:
   absl::StatusOr<v1::StreamEnd> end = absl::UnknownError("");
   {
     const Interrupt interrupt([&stop](int) { stop.request_stop(); });
-    end = client->FollowMetrics(query, [&](const v1::MetricPoint& point) {
-      const std::lock_guard lock(session->mutex());
-      if (session->json()) {
-        session->out << ToJson(point, false) << std::flush;
-      } else if (!flags.plot) {
-        session->out << StreamedRow(Row(point)) << std::flush;
-      } else {
-        points.push_back(point);
-        if (redraw && std::chrono::steady_clock::now() - last_drawn >= kRedrawInterval) draw();
-      }
-    }, stop.get_token());
+    end = client->FollowMetrics(
+        query,
+        [&](const v1::MetricPoint& point) {
+          const std::lock_guard lock(session->mutex());
+          if (session->json()) {
+            session->out << ToJson(point, false) << std::flush;
+          } else if (!flags.plot) {
+            session->out << StreamedRow(Row(point)) << std::flush;
+          } else {
+            points.push_back(point);
+            if (redraw && std::chrono::steady_clock::now() - last_drawn >= kRedrawInterval) draw();
+          }
+        },
+        stop.get_token());
   }
   if (flags.plot && !session->json()) draw();
   if (stop.stop_requested() && !end.ok()) {
@@ -162,17 +166,17 @@ void AddMetrics(CLI::App* app, Session* session) {
       ->check(CLI::IsMember({"loss", "grad-norm", "learning-rate", "tokens-per-second"}))
       ->capture_default_str();
   auto* attempt = command->add_option("--attempt", flags->attempt, "Points of this attempt only")->check(CLI::PositiveNumber);
-  command->add_flag("--all-attempts", flags->all_attempts,
-                    "Points of repeated steps too; without it the newest attempt of each step")
+  command
+      ->add_flag("--all-attempts", flags->all_attempts,
+                 "Points of repeated steps too; without it the newest attempt of each step")
       ->excludes(attempt);
   command->footer("Examples:\n  mbctl metrics j-0123456789ab --plot\n  mbctl metrics my-run -o json | jq .lmLoss");
   command->callback([=] {
     session->action = [=]() -> int {
       MBCTL_ASSIGN_OR_FAIL(client::Client * client, *session, session->Connect());
       MBCTL_ASSIGN_OR_FAIL(const v1::Job job, *session, FindJob(client, flags->job));
-      const client::Client::MetricQuery query = {.job_id = job.job_id(),
-                                                 .attempt = flags->attempt,
-                                                 .effective = !flags->all_attempts && flags->attempt == 0};
+      const client::Client::MetricQuery query = {
+          .job_id = job.job_id(), .attempt = flags->attempt, .effective = !flags->all_attempts && flags->attempt == 0};
       return flags->follow ? FollowPoints(session, client, query, *flags) : PrintHistory(session, client, query, *flags);
     };
   });

@@ -19,9 +19,9 @@ std::string NodeTable(const std::vector<v1::Node>& nodes) {
     const v1::NodeInventory& inventory = node.inventory();
     table.Add({node.node_id(), StripPrefix(v1::NodeState_Name(node.state()), "NODE_STATE_"),
                fmt::format("{}/{}", node.cpu_slots_used(), inventory.cpu_cores()),
-               fmt::format("{}/{}", node.gpu_uuids_used_size(), inventory.gpus_size()), recipes::FormatBytes(inventory.memory_bytes()),
-               inventory.cpu_isa(), fmt::format("{}", node.job_ids_size()), FormatAge(node.last_report_time()) + " ago",
-               node.drain_reason()});
+               fmt::format("{}/{}", node.gpu_uuids_used_size(), inventory.gpus_size()),
+               recipes::FormatBytes(inventory.memory_bytes()), inventory.cpu_isa(), fmt::format("{}", node.job_ids_size()),
+               FormatAge(node.last_report_time()) + " ago", node.drain_reason()});
   }
   return table.Text();
 }

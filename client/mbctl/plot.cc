@@ -17,7 +17,11 @@ constexpr uint8_t kDots[4][2] = {{0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40
 class Canvas {
  public:
   Canvas(int columns, int rows, bool unicode)
-      : unicode_(unicode), dots_x_(unicode ? 2 : 1), dots_y_(unicode ? 4 : 1), columns_(columns), rows_(rows),
+      : unicode_(unicode),
+        dots_x_(unicode ? 2 : 1),
+        dots_y_(unicode ? 4 : 1),
+        columns_(columns),
+        rows_(rows),
         cells_(static_cast<size_t>(columns) * static_cast<size_t>(rows), 0) {}
 
   int width() const { return columns_ * dots_x_; }
@@ -74,8 +78,10 @@ std::string DrawPlot(const std::vector<PlotPoint>& points, const PlotOptions& op
   std::vector<PlotPoint> finite;
   size_t missing = 0;
   for (const PlotPoint& point : points) {
-    if (std::isfinite(point.y)) finite.push_back(point);
-    else ++missing;
+    if (std::isfinite(point.y))
+      finite.push_back(point);
+    else
+      ++missing;
   }
   if (finite.empty()) return text + (missing > 0 ? "no points but NaN or Inf\n" : "no points\n");
 

@@ -8,13 +8,13 @@ namespace mbridge::mbctl {
 
 struct PlotPoint {
   double x = 0;
-  double y = 0;   // NaN leaves a gap and a mark on the axis.
+  double y = 0;  // NaN leaves a gap and a mark on the axis.
 };
 
 struct PlotOptions {
   std::string title;
-  int width = 80;    // Columns of the whole drawing, axis labels included.
-  int height = 16;   // Rows of the plot area.
+  int width = 80;   // Columns of the whole drawing, axis labels included.
+  int height = 16;  // Rows of the plot area.
   bool unicode = true;
 };
 

@@ -135,8 +135,13 @@ void AddKeys(CLI::App* group, Session* session) {
       } else {
         nlohmann::ordered_json list = nlohmann::ordered_json::array();
         for (const auto& key : keys) {
-          list.push_back({{"key", key.key}, {"type", key.type}, {"default", key.default_value}, {"range", key.range},
-                          {"mlmFlag", key.mlm_flag}, {"effect", key.effect}, {"help", key.help}});
+          list.push_back({{"key", key.key},
+                          {"type", key.type},
+                          {"default", key.default_value},
+                          {"range", key.range},
+                          {"mlmFlag", key.mlm_flag},
+                          {"effect", key.effect},
+                          {"help", key.help}});
         }
         session->out << (session->json() ? list.dump(2) + "\n" : JsonToYaml(list.dump()));
       }

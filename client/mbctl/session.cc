@@ -74,8 +74,7 @@ int Session::Usage(const std::string& message) {
   return client::kExitInvalid;
 }
 
-int Session::Print(const google::protobuf::Message& message, const std::string& name,
-                   const std::function<std::string()>& table) {
+int Session::Print(const google::protobuf::Message& message, const std::string& name, const std::function<std::string()>& table) {
   const std::lock_guard lock(mutex_);
   if (format == "json") {
     out << ToJson(message, true);
@@ -122,7 +121,7 @@ absl::StatusOr<double> ParseDuration(const std::string& text) {
     used = 0;
   }
   const std::string unit = text.substr(used);
-  const double factor = unit.empty() || unit == "s" ? 1
+  const double factor = unit.empty() || unit == "s"    ? 1
                         : unit == "m" || unit == "min" ? 60
                         : unit == "h"                  ? 3600
                         : unit == "d"                  ? 86400

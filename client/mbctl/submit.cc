@@ -38,7 +38,9 @@ void AddJobFlags(CLI::App* command, JobFlags* flags) {
       ->check(CLI::Range(0, 1 << 20));
   command->add_option("--device", flags->device, "Where to train")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   command->add_option("--priority", flags->priority, "Higher starts first")->check(CLI::Range(0, 100));
-  command->add_option("--label", flags->labels, "Label of the job, may be repeated")->type_name("KEY=VALUE")->expected(1)
+  command->add_option("--label", flags->labels, "Label of the job, may be repeated")
+      ->type_name("KEY=VALUE")
+      ->expected(1)
       ->take_all();
   command->add_option("--max-restarts", flags->max_restarts, "New attempts after a crash; default 3, 0 or -1: none")
       ->check(CLI::Range(-1, 1000));
@@ -83,13 +85,19 @@ int DryRun(Session* session, const v1::Job& job, bool all_values) {
     session->out << recipes::ToYaml(job.resolved()) << std::flush;
     return client::kExitOk;
   }
-  return session->Print(job.resolved(), job.resolved().recipe(),
-                        [&] { return DescribeResolved(job.resolved(), all_values); });
+  return session->Print(job.resolved(), job.resolved().recipe(), [&] { return DescribeResolved(job.resolved(), all_values); });
 }
 
-// Sends the request and does what was asked for after it.
-int Submit(Session* session, const v1::JobSpec& spec, const JobFlags& flags) {
-  MBCTL_ASSIGN_OR_FAIL(const FollowOptions follow, *session, ToFollowOptions(flags.follow));
+// The samples that real data were put in order for; 0 for mock data, whose order does not depend on it.
+int64_t OrderedSamples(const v1::ConfigContainer& config) {
+  if (config.dataset().mock()) return 0;
+  const int64_t samples = config.train().train_samples();
+  return samples > 0 ? samples : config.train().train_iters() * config.train().global_batch_size();
+}
+
+// Sends the request and does what was asked for after it. `parent`: the job whose data the new one goes on with.
+int Submit(Session* session, const v1::JobSpec& spec, const JobFlags& flags, const v1::Job* parent = nullptr) {
+  MBCTL_ASSIGN_OR_FAIL(FollowOptions follow, *session, ToFollowOptions(flags.follow));
   MBCTL_ASSIGN_OR_FAIL(client::Client * client, *session, session->Connect());
   v1::CreateJobRequest request;
   *request.mutable_spec() = spec;
@@ -99,20 +107,28 @@ int Submit(Session* session, const v1::JobSpec& spec, const JobFlags& flags) {
   if (!created.ok()) {
     const int code = session->Fail(created.status());
     if (code == client::kExitConnectionLost && !flags.dry_run) {
-      session->Say(fmt::format("whether a job was made is unknown; repeat with --request-id {} to find out safely",
-                               request.request_id()));
+      session->Say(
+          fmt::format("whether a job was made is unknown; repeat with --request-id {} to find out safely", request.request_id()));
     }
     return code;
   }
   const v1::Job& job = created->job();
+  if (parent != nullptr && OrderedSamples(job.resolved().config()) != OrderedSamples(parent->resolved().config())) {
+    session->Say(
+        "note: the length of the training differs from the old job's; where it needs another number of epochs, the data are in "
+        "another order from the first sample on. train.exit_interval and mbctl cancel stop early without that");
+  }
   if (flags.dry_run) return DryRun(session, job, flags.all_values);
 
   const std::string& id = job.job_id();
+  follow.throughput = job.resolved().config().logger().log_throughput();
   session->Say(fmt::format("{} {} (run {})", created->already_existed() ? "this request made job" : "job", id, job.run_name()));
   for (const v1::AutomaticChange& change : job.resolved().changes()) {
     session->Say(fmt::format("changed {}: {} -> {} ({})", change.key(), change.old_value(), change.new_value(), change.why()));
   }
-  for (const std::string& warning : job.resolved().warnings()) session->Say("warning: " + warning);
+  for (const std::string& warning : job.resolved().warnings()) {
+    session->Say(warning.starts_with(kNotePrefix) ? warning : "warning: " + warning);
+  }
 
   if (flags.follow.follow) {
     if (session->json()) session->out << ToJson(*created, false) << std::flush;
@@ -153,8 +169,6 @@ absl::StatusOr<v1::StartMode> ParseStart(const std::string& start, bool has_chec
   return mode;
 }
 
-
-
 // The newest committed checkpoint of a job's run; of the job itself where it has one.
 absl::StatusOr<v1::Checkpoint> NewestCheckpoint(client::Client* client, const v1::Job& job, std::optional<int64_t> step) {
   v1::ListCheckpointsRequest request;
@@ -162,7 +176,9 @@ absl::StatusOr<v1::Checkpoint> NewestCheckpoint(client::Client* client, const v1
   MB_ASSIGN_OR_RETURN(const auto checkpoints, client->ListCheckpoints(request));
   const v1::Checkpoint* best = nullptr;
   std::string known;
-  const auto rank = [&job](const v1::Checkpoint& c) { return std::make_tuple(c.job_id() == job.job_id(), c.step(), c.attempt()); };
+  const auto rank = [&job](const v1::Checkpoint& c) {
+    return std::make_tuple(c.job_id() == job.job_id(), c.step(), c.attempt());
+  };
   for (const v1::Checkpoint& checkpoint : checkpoints) {
     if (checkpoint.state() != v1::CHECKPOINT_STATE_COMMITTED) continue;
     known += (known.empty() ? "" : ", ") + checkpoint.checkpoint_id();
@@ -211,7 +227,9 @@ v1::JobSpec Continue(const v1::Job& parent) {
 std::vector<std::string> MergeOverrides(const std::vector<std::string>& earlier, const std::vector<std::string>& later) {
   const auto key = [](const std::string& line) {
     const size_t begin = std::min(line.find_first_not_of('+'), line.size());
-    return line.substr(begin, line.find('=') - begin);
+    const std::string path = line.substr(begin, line.find('=') - begin);
+    constexpr std::string_view kNested = "model.transformer.";
+    return path.starts_with(kNested) ? "model." + path.substr(kNested.size()) : path;
   };
   std::vector<std::string> merged;
   for (const std::string& line : earlier) {
@@ -241,11 +259,13 @@ void AddSubmit(CLI::App* app, Session* session) {
   AddJobFlags(command, flags.get());
   command->footer(
       "Examples:\n"
-      "  mbctl submit --recipe vanilla_gpt_pretrain_config --follow train.train_iters=10 train.global_batch_size=32\n"
-      "  mbctl submit -r vanilla_gpt_pretrain_config --dry-run model.num_layers=2\n"
-      "  mbctl submit -r vanilla_gpt_pretrain_config --start fork --from base@1000 -n tuned optimizer.lr=1e-4\n"
-      "  id=$(mbctl submit -r vanilla_gpt_pretrain_config -o name)\n"
-      "  mbctl submit -r vanilla_gpt_pretrain_config --wait --timeout 2h --request-id \"$CI_UUID\" -o json   # in CI");
+      "  mbctl submit --recipe vanilla_gpt_megatron_lm_config --follow model.num_layers=2 model.hidden_size=256 \\\n"
+      "    model.num_attention_heads=4 train.train_iters=10 train.global_batch_size=32\n"
+      "  mbctl submit -r vanilla_gpt_pretrain_config --dry-run -o yaml model.num_layers=2 model.hidden_size=256 \\\n"
+      "    model.num_attention_heads=4 > run.yaml\n"
+      "  mbctl submit -c run.yaml --start fork --from base@1000 -n tuned optimizer.lr=1e-4\n"
+      "  id=$(mbctl submit -c run.yaml -o name)\n"
+      "  mbctl submit -c run.yaml --wait --timeout 2h --request-id \"$CI_UUID\" -o json   # in CI");
   command->callback([=] {
     flags->priority_given = command->count("--priority") > 0;
     session->action = [=]() -> int {
@@ -295,7 +315,7 @@ void AddResume(CLI::App* app, Session* session) {
       spec.mutable_start()->set_mode(v1::START_MODE_RESUME);
       spec.mutable_start()->set_checkpoint_id(flags->from);
       if (const absl::Status status = Apply(*flags, &spec); !status.ok()) return session->Fail(status);
-      return Submit(session, spec, *flags);
+      return Submit(session, spec, *flags, &parent);
     };
   });
 }
@@ -326,7 +346,7 @@ void AddFork(CLI::App* app, Session* session) {
       spec.mutable_start()->set_weights_only(flags->weights_only);
       if (const absl::Status status = Apply(*flags, &spec); !status.ok()) return session->Fail(status);
       session->Say(fmt::format("fork of {} (step {})", point.second.checkpoint_id(), point.second.step()));
-      return Submit(session, spec, *flags);
+      return Submit(session, spec, *flags, flags->weights_only ? nullptr : &point.first);
     };
   });
 }

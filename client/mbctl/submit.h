@@ -16,7 +16,8 @@ void AddSubmit(CLI::App* app, Session* session);
 void AddResume(CLI::App* app, Session* session);
 void AddFork(CLI::App* app, Session* session);
 
-// `later` after `earlier`; an earlier line of the same key is left out, since two values of one key are an error.
+// `later` after `earlier`; an earlier line of the same key is left out, since two values of one key are an
+// error. model.X and model.transformer.X are one key.
 std::vector<std::string> MergeOverrides(const std::vector<std::string>& earlier, const std::vector<std::string>& later);
 
 }  // namespace mbridge::mbctl

@@ -17,9 +17,27 @@ using ::testing::Not;
 TEST_F(Mbctl, SubmitSendsWhatWasAskedFor) {
   AcceptJobs();
   fake_.Start();
-  const Result result = Run({"submit", "--recipe", "vanilla_gpt_pretrain_config", "model.num_layers=2", "--ranks", "2", "--device",
-                             "cpu", "--name", "mine", "+optimizer.lr=3e-4", "--label", "team=a", "--label", "x=y=z", "--priority",
-                             "70", "--max-restarts", "-1", "--time-limit", "2h"});
+  const Result result = Run({"submit",
+                             "--recipe",
+                             "vanilla_gpt_pretrain_config",
+                             "model.num_layers=2",
+                             "--ranks",
+                             "2",
+                             "--device",
+                             "cpu",
+                             "--name",
+                             "mine",
+                             "+optimizer.lr=3e-4",
+                             "--label",
+                             "team=a",
+                             "--label",
+                             "x=y=z",
+                             "--priority",
+                             "70",
+                             "--max-restarts",
+                             "-1",
+                             "--time-limit",
+                             "2h"});
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_EQ(result.out, "j-abc\n");
   EXPECT_THAT(result.err, AllOf(HasSubstr("j-abc"), HasSubstr("run-1"), HasSubstr("mbctl follow j-abc")));
@@ -82,7 +100,8 @@ TEST_F(Mbctl, EveryRefusalExitsWithItsReasonsCode) {
     const auto reason = static_cast<v1::Reason>(reasons->value(i)->number());
     const int code = InfoOf(reason).exit_code();
     // SERVICE_STOPPING comes with UNAVAILABLE, which is repeated; its code is tested in client/lib.
-    if (code == 0 || reason == v1::REASON_SERVICE_STOPPING) continue;
+    // A refused call never exits with 1, a failed job's code.
+    if (code <= 1 || reason == v1::REASON_SERVICE_STOPPING) continue;
     fake_.jobs.create = [reason](const auto&, auto*) {
       return ToGrpc(MakeStatus(absl::StatusCode::kFailedPrecondition, reason, "refused"));
     };
@@ -122,9 +141,9 @@ TEST_F(Mbctl, DryRunPrintsOriginsChangesAndMemory) {
     resolved->set_recipe("vanilla_gpt_pretrain_config");
     resolved->set_ranks(2);
     const std::tuple<const char*, const char*, v1::Origin> values[] = {
-        {"model.hidden_size", "32", v1::ORIGIN_OVERRIDE}, {"model.kv_channels", "16", v1::ORIGIN_DERIVED},
+        {"model.hidden_size", "32", v1::ORIGIN_OVERRIDE},    {"model.kv_channels", "16", v1::ORIGIN_DERIVED},
         {"optimizer.adam_beta2", "0.95", v1::ORIGIN_RECIPE}, {"optimizer.adam_eps", "1e-08", v1::ORIGIN_DEFAULT},
-        {"train.train_iters", "10", v1::ORIGIN_OVERRIDE}, {"train.global_batch_size", "32", v1::ORIGIN_OVERRIDE},
+        {"train.train_iters", "10", v1::ORIGIN_OVERRIDE},    {"train.global_batch_size", "32", v1::ORIGIN_OVERRIDE},
         {"dataset.seq_length", "512", v1::ORIGIN_OVERRIDE}};
     for (const auto& [key, value, origin] : values) {
       auto* entry = resolved->add_values();
@@ -138,6 +157,8 @@ TEST_F(Mbctl, DryRunPrintsOriginsChangesAndMemory) {
     change->set_new_value("512");
     change->set_why("dataset.seq_length was set");
     resolved->mutable_per_rank()->set_optimizer_bytes(3 << 20);
+    resolved->add_warnings("note: train: 90 documents");
+    resolved->add_warnings("odd value");
     return grpc::Status::OK;
   };
   fake_.Start();
@@ -149,13 +170,22 @@ TEST_F(Mbctl, DryRunPrintsOriginsChangesAndMemory) {
                                 HasSubstr("gradients"), HasSubstr("activations"), HasSubstr("parameters"),
                                 HasSubstr("10 x 32 samples x 512 tokens"), Not(HasSubstr("adam_eps"))));
   EXPECT_THAT(result.out, ::testing::ContainsRegex("optimizer +3.0 MiB"));
+  EXPECT_THAT(result.out, HasSubstr("\nnotes\n  train: 90 documents\n\nwarnings\n  odd value\n"));
   EXPECT_THAT(Run({"submit", "-r", "x", "--dry-run", "--all"}).out, HasSubstr("adam_eps"));
   EXPECT_EQ(nlohmann::json::parse(Run({"submit", "-r", "x", "--dry-run", "-o", "json"}).out)["ranks"], 2);
 }
 
 TEST_F(Mbctl, LocalDryRunCanBeFedBack) {
-  const std::vector<std::string> line = {"submit", "-r", "vanilla_gpt_pretrain_config", "--dry-run", "--local",
-                                         "model.num_layers=2", "model.hidden_size=64", "model.num_attention_heads=2", "train.train_iters=10", "scheduler.lr_decay_iters=10",
+  const std::vector<std::string> line = {"submit",
+                                         "-r",
+                                         "vanilla_gpt_pretrain_config",
+                                         "--dry-run",
+                                         "--local",
+                                         "model.num_layers=2",
+                                         "model.hidden_size=64",
+                                         "model.num_attention_heads=2",
+                                         "train.train_iters=10",
+                                         "scheduler.lr_decay_iters=10",
                                          "scheduler.lr_warmup_iters=1"};
   const auto with = [&](std::vector<std::string> more) {
     std::vector<std::string> all = line;
@@ -167,7 +197,8 @@ TEST_F(Mbctl, LocalDryRunCanBeFedBack) {
   const std::string path = ::testing::TempDir() + "resolved.yaml";
   std::ofstream(path) << yaml.out;
   const Result first = Run(with({"-o", "json"}));
-  const Result again = Run({"submit", "-r", "vanilla_gpt_pretrain_config", "--config", path, "--dry-run", "--local", "-o", "json"});
+  const Result again =
+      Run({"submit", "-r", "vanilla_gpt_pretrain_config", "--config", path, "--dry-run", "--local", "-o", "json"});
   ASSERT_EQ(again.code, 0) << again.err;
   EXPECT_EQ(nlohmann::json::parse(first.out)["configHash"], nlohmann::json::parse(again.out)["configHash"]);
   std::remove(path.c_str());
@@ -186,6 +217,33 @@ TEST_F(Mbctl, ResumeTakesTheSpecAndReplacesOverrides) {
   EXPECT_THAT(spec.overrides(), ElementsAre("optimizer.lr=3e-4", "train.train_iters=20"));
 }
 
+TEST_F(Mbctl, ResumeSaysWhenTheOrderOfRealDataMayChange) {
+  const auto job = [](int64_t iterations, bool mock, v1::Job* made) {
+    made->set_job_id("j-abc");
+    made->set_run_name("run-1");
+    made->mutable_resolved()->mutable_config()->mutable_train()->set_train_iters(iterations);
+    made->mutable_resolved()->mutable_config()->mutable_train()->set_global_batch_size(4);
+    made->mutable_resolved()->mutable_config()->mutable_dataset()->set_mock(mock);
+  };
+  int64_t iterations = 20;
+  bool mock = false;
+  fake_.jobs.get = [&](const auto&, v1::GetJobResponse* response) {
+    job(10, mock, response->mutable_job());
+    return grpc::Status::OK;
+  };
+  fake_.jobs.create = [&](const auto&, v1::CreateJobResponse* response) {
+    job(iterations, mock, response->mutable_job());
+    return grpc::Status::OK;
+  };
+  fake_.Start();
+  EXPECT_THAT(Run({"resume", "j-abc"}).err, HasSubstr("another order"));
+  mock = true;
+  EXPECT_THAT(Run({"resume", "j-abc"}).err, Not(HasSubstr("another order")));
+  mock = false;
+  iterations = 10;
+  EXPECT_THAT(Run({"resume", "j-abc"}).err, Not(HasSubstr("another order")));
+}
+
 TEST_F(Mbctl, ForkFindsTheCheckpointOfAStep) {
   AcceptJobs();
   KnowJob();
@@ -202,7 +260,8 @@ TEST_F(Mbctl, ForkFindsTheCheckpointOfAStep) {
   };
   fake_.checkpoints.get = [](const v1::GetCheckpointRequest& request, v1::GetCheckpointResponse* response) {
     if (request.checkpoint_id() != "run-1@5") {
-      return ToGrpc(MakeStatus(absl::StatusCode::kNotFound, v1::REASON_CHECKPOINT_NOT_FOUND, "no checkpoint " + request.checkpoint_id()));
+      return ToGrpc(
+          MakeStatus(absl::StatusCode::kNotFound, v1::REASON_CHECKPOINT_NOT_FOUND, "no checkpoint " + request.checkpoint_id()));
     }
     response->mutable_checkpoint()->set_checkpoint_id("run-1@5");
     response->mutable_checkpoint()->set_job_id("j-abc");
@@ -227,6 +286,8 @@ TEST_F(Mbctl, ForkFindsTheCheckpointOfAStep) {
 
 TEST(MergeOverrides, LaterLinesReplaceTheSameKey) {
   EXPECT_THAT(MergeOverrides({"a.b=1", "+c=2", "d=3"}, {"c=5", "++a.b=7"}), ElementsAre("d=3", "c=5", "++a.b=7"));
+  EXPECT_THAT(MergeOverrides({"model.transformer.num_layers=4", "model.x=1"}, {"model.num_layers=2", "model.transformer.x=3"}),
+              ElementsAre("model.num_layers=2", "model.transformer.x=3"));
 }
 
 }  // namespace

@@ -41,8 +41,7 @@ Terminal ProcessTerminal() {
   winsize size{};
   const int fd = isatty(STDOUT_FILENO) ? STDOUT_FILENO : STDERR_FILENO;
   const int width = ioctl(fd, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
-  return DescribeTerminal(isatty(STDIN_FILENO), isatty(STDOUT_FILENO), isatty(STDERR_FILENO), width,
-                          client::ProcessEnvironment);
+  return DescribeTerminal(isatty(STDIN_FILENO), isatty(STDOUT_FILENO), isatty(STDERR_FILENO), width, client::ProcessEnvironment);
 }
 
 std::string Colored(const Terminal& terminal, const char* code, const std::string& text) {

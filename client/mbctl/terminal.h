@@ -11,10 +11,10 @@ struct Terminal {
   bool out_is_terminal = false;
   bool err_is_terminal = false;
   bool in_is_terminal = false;
-  bool color = false;      // Of stdout: a terminal, no NO_COLOR, no TERM=dumb; FORCE_COLOR overrules.
-  bool progress = false;   // A redrawn line on stderr: a terminal, no TERM=dumb.
-  bool unicode = false;    // The locale is UTF-8.
-  int width = 80;          // COLUMNS, else the terminal's, else 80; 20..500.
+  bool color = false;     // Of stdout: a terminal, no NO_COLOR, no TERM=dumb; FORCE_COLOR overrules.
+  bool progress = false;  // A redrawn line on stderr: a terminal, no TERM=dumb.
+  bool unicode = false;   // The locale is UTF-8.
+  int width = 80;         // COLUMNS, else the terminal's, else 80; 20..500.
 };
 
 // The rules on given facts; `window_width` 0 = unknown.

@@ -65,7 +65,7 @@ std::vector<MegatronFlag> OtherFlags() {
       Special("--moe-layer-freq", Arity::kOne, "model.moe_layer_freq",
               "a number or a Python list expression like ([0]*1+[1]*26)"),
       Special("--load", Arity::kOne, "",
-              "how a job starts is said at submit: --start resume or --start fork --checkpoint ID; fresh otherwise"),
+              "how a job starts is said at submit: --start resume or --start fork --from ID; fresh otherwise"),
       Fixed("--bf16", {{"mixed_precision", "bf16_mixed"}}),
       Fixed("--fp16", {{"mixed_precision", "fp16_mixed"}},
             "Bridge's translator writes 16-mixed, which its registry does not have. Gradients are reduced in fp32 here"),

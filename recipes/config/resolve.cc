@@ -57,13 +57,15 @@ class Assigner {
 
  private:
   void AssignKnown(const std::string& key, const Assignment& assignment) {
+    const Key& known = *Schema::Get().Find(key);
     auto [first, is_new] = seen_.emplace(key, assignment.value);
     if (!is_new && !(first->second == assignment.value)) {
       state_->Fail(key, "is set twice, to " + FormatValue(first->second) + " and to " + FormatValue(assignment.value) +
                             "; keep one of them");
+      v1::ConfigContainer scratch;  // The first value stands; what is wrong with this one is said too.
+      if (auto wrong = WriteKey(known, assignment.value, &scratch)) state_->Fail(key, *wrong + Where(assignment));
       return;
     }
-    const Key& known = *Schema::Get().Find(key);
     if (assignment.value.is_null() && known.Works() && !known.info->default_value().empty()) {
       state_->Fail(key, "can't be null; expects " + known.TypeName() + ", its default is " + known.info->default_value());
       return;

@@ -296,7 +296,8 @@ TEST(Overrides, AllWrongKeysAreReportedAtOnce) {
   ASSERT_FALSE(resolved.ok());
   EXPECT_NE(Violation(resolved.status(), "train.exit_intervall"), "");
   EXPECT_NE(Violation(resolved.status(), "model.hidden_dropout"), "");
-  EXPECT_THAT(Violation(resolved.status(), "checkpoint.load"), HasSubstr("--start resume"));
+  EXPECT_THAT(Violation(resolved.status(), "checkpoint.load"),
+              AllOf(HasSubstr("--start resume"), HasSubstr("--start fork --from ID")));
 }
 
 TEST(Overrides, WrongTypesAndRangesNameWhatIsAllowed) {
@@ -358,6 +359,12 @@ TEST(Overrides, TwoValuesForOneKeyAreRefused) {
   auto resolved = Submit(With(CorrelationRun(), {"train.train_iters=11"}));
   EXPECT_THAT(Violation(resolved.status(), "train.train_iters"), HasSubstr("set twice, to 10 and to 11"));
   EXPECT_TRUE(Submit(With(CorrelationRun(), {"train.train_iters=10"})).ok());
+  // What is wrong with a value by itself is said as well.
+  auto wrong = Submit(With(CorrelationRun(), {"train.train_iters=abc", "train.train_iters=-1"}));
+  std::string all;
+  for (const FieldViolation& violation : FieldViolationsOf(wrong.status())) all += violation.description + "\n";
+  EXPECT_THAT(all,
+              AllOf(HasSubstr("to 10 and to abc"), HasSubstr("to 10 and to -1"), HasSubstr("integer"), HasSubstr("-1; allowed")));
   auto llama = Show({"model.num_layers=8", "model.transformer.num_layers=4"}, "llama32_1b");
   EXPECT_THAT(Violation(llama.status(), "model.num_layers"), HasSubstr("set twice"));
 }

@@ -161,7 +161,7 @@ TEST(Translate, SaysWhatItLeavesOutAndCorrects) {
       TranslateFromMegatron(run + " --load /ckpt --num-workers 4 --override-opt_param-scheduler --weight-decay 0.1");
   ASSERT_TRUE(translation.ok()) << translation.status();
   EXPECT_THAT(translation->overrides, Contains("mixed_precision=fp16_mixed"));
-  EXPECT_THAT(translation->notes, Contains(HasSubstr("--start resume")));
+  EXPECT_THAT(translation->notes, Contains(HasSubstr("--start fork --from ID")));
   EXPECT_THAT(translation->notes, Contains(HasSubstr("--num-workers: left out")));
   EXPECT_THAT(translation->notes, Contains(HasSubstr("16-mixed")));
   EXPECT_THAT(translation->notes, Contains(HasSubstr("0.033")));

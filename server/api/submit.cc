@@ -316,7 +316,7 @@ void Submitter::Preflight(Draft draft, Answer answer) {
           }
           if (absl::Status problems = FromPreflight(preflight); !problems.ok()) return Reply(request_id, answer, problems);
           if (shared->validate_only) {
-            for (const std::string& fact : result->preflight().facts()) shared->notes.push_back(fact);
+            for (const std::string& fact : result->preflight().facts()) shared->notes.push_back("note: " + fact);
           }
         }
         if (!result.ok() || !result->ok()) {

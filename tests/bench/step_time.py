@@ -45,6 +45,7 @@ def ours(arguments, precision, directory):
 
 def peer(arguments):
     environment = {k: v for k, v in os.environ.items() if k not in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")}
+    environment["OMP_WAIT_POLICY"] = "passive"  # As mbrank: a spinning barrier stalls for minutes where another process runs.
     command = [arguments.python, os.path.join(os.path.dirname(__file__), "peer_torch.py"), "--threads", str(arguments.threads),
                "--iters", str(arguments.iters)]
     run = subprocess.run(command, capture_output=True, text=True, env=environment)

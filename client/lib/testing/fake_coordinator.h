@@ -20,18 +20,15 @@
 namespace mbridge::client::testing {
 
 inline grpc::Status ToGrpc(const absl::Status& status) {
-  return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message()),
-          ToRpcStatus(status).SerializeAsString()};
+  return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message()), ToRpcStatus(status).SerializeAsString()};
 }
 
-template <class Request, class Response>
-using Unary = std::function<grpc::Status(const Request&, Response*)>;
+template <class Request, class Response> using Unary = std::function<grpc::Status(const Request&, Response*)>;
 template <class Request, class Response>
 using Streaming = std::function<grpc::Status(grpc::ServerContext*, const Request&, grpc::ServerWriter<Response>*)>;
 
 // Calls `handler` or says UNIMPLEMENTED.
-template <class Handler, class... Arguments>
-grpc::Status Dispatch(const Handler& handler, Arguments&&... arguments) {
+template <class Handler, class... Arguments> grpc::Status Dispatch(const Handler& handler, Arguments&&... arguments) {
   if (!handler) return {grpc::StatusCode::UNIMPLEMENTED, "the test does not expect this call"};
   return handler(std::forward<Arguments>(arguments)...);
 }
