@@ -34,9 +34,6 @@ void AddStatus(v1::PreflightResult* result, const absl::Status& status, const st
   if (violations.empty()) AddProblem(result, reason, field, std::string(status.message()));
 }
 
-// Facts travel beside the warnings of a resolved configuration and are told from them by their first word.
-void AddFact(v1::PreflightResult* result, const std::string& fact) { result->add_facts("note: " + fact); }
-
 // Memory that new processes can use, from /proc/meminfo.
 int64_t AvailableMemory() {
   std::ifstream info("/proc/meminfo");
@@ -60,7 +57,7 @@ void CheckData(const TrainingPlan& plan, v1::PreflightResult* result) {
   GptDataConfig data = plan.data;
   data.write_cache = false;
   const absl::Status status = CheckGptData(data, &facts);
-  for (const std::string& fact : facts) AddFact(result, fact);
+  for (const std::string& fact : facts) result->add_facts(fact);
   if (status.ok()) return;
   const bool missing = status.code() == absl::StatusCode::kNotFound;
   AddStatus(result, status, "dataset.data_path", missing ? v1::REASON_DATA_NOT_FOUND : v1::REASON_DATA_ERROR);
@@ -73,7 +70,7 @@ void CheckCheckpoint(const v1::RankSpec& spec, v1::PreflightResult* result) {
     AddStatus(result, meta.status(), "start.checkpoint_id", v1::REASON_CHECKPOINT_CORRUPT);
     return;
   }
-  AddFact(result, fmt::format("{}: iteration {}, {} samples", spec.load_checkpoint_path(), meta->step, meta->consumed_samples));
+  result->add_facts(fmt::format("{}: iteration {}, {} samples", spec.load_checkpoint_path(), meta->step, meta->consumed_samples));
   const int64_t iterations = spec.resolved().config().train().train_iters();
   if (!spec.load_weights_only() && meta->step >= iterations) {
     AddProblem(
