@@ -5,6 +5,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "proto/rpc/local_address.h"
 #include "proto/rpc/status_details.h"
 
 namespace mbridge::client {
@@ -25,11 +26,6 @@ absl::StatusOr<std::string> ReadPem(const std::string& path, const char* what) {
   return text.str();
 }
 
-bool IsLocal(const std::string& server) {
-  return server.starts_with("unix:") || server.starts_with("127.") || server.starts_with("localhost:") ||
-         server.starts_with("[::1]");
-}
-
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const ConnectionOptions& options) {
@@ -45,7 +41,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const ConnectionOptio
   // gRPC's own retries would hide how often and why; ours know which calls are idempotent.
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetMaxReceiveMessageSize(kMaxAnswerBytes);
-  if (IsLocal(options.server)) arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  if (IsLocalAddress(options.server)) arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
 
   if (!options.tls) return grpc::CreateCustomChannel(options.server, grpc::InsecureChannelCredentials(), arguments);
   grpc::SslCredentialsOptions ssl;

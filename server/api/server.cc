@@ -25,9 +25,9 @@ constexpr size_t kLongestSocketPath = 107;
 constexpr const char* kServices[] = {"mbridge.v1.JobService",    "mbridge.v1.CheckpointService", "mbridge.v1.NodeService",
                                      "mbridge.v1.RecipeService", "mbridge.v1.AdminService",      "mbridge.v1.AgentService"};
 
-void SetKeepalive(grpc::ServerBuilder* builder) {
-  // Clients may ping an idle stream every 10 s; without this gRPC closes their connection for "too many pings".
-  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
+void SetKeepalive(grpc::ServerBuilder* builder, std::chrono::milliseconds min_ping_interval) {
+  // gRPC's own minimum is 5 minutes: it would close the connection of a follower for "too many pings".
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, static_cast<int>(min_ping_interval.count()));
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   // Finds clients that vanished without closing.
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
@@ -114,7 +114,7 @@ absl::Status Server::Listen() {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
-  SetKeepalive(&builder);
+  SetKeepalive(&builder, options_.min_ping_interval);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // A second server on the port is an error, not a partner.
   builder.SetMaxReceiveMessageSize(kMaxWireBytes);
   builder.SetMaxSendMessageSize(4 * kMaxWireBytes);

@@ -42,8 +42,9 @@ struct ServerOptions {
   std::string local_hostname;  // Its agent is ended by AdminService.Shutdown; empty: none is.
   std::chrono::milliseconds stop_grace{10'000};
   std::chrono::milliseconds preflight_timeout{20'000};
-  std::chrono::milliseconds node_wait{0};  // See Submitter::Options.
-  Controller::Options controller;          // Times; directories and ids are filled in.
+  std::chrono::milliseconds min_ping_interval{10'000};  // Clients that ping an idle stream more often are cut off.
+  std::chrono::milliseconds node_wait{0};               // See Submitter::Options.
+  Controller::Options controller;                       // Times; directories and ids are filled in.
 };
 
 // "unix:<state>/coordinator.sock", where every coordinator listens.

@@ -38,6 +38,10 @@ RecipeSource FakeRecipes() {
     resolved.set_recipe(request.recipe);
     resolved.set_ranks(std::max(1, request.ranks));
     for (const std::string& text : request.overrides) {
+      if (text.starts_with("cache=")) {
+        resolved.mutable_config()->mutable_dataset()->set_path_to_cache(text.substr(6));
+        continue;
+      }
       if (!text.starts_with("save=")) {
         return InvalidFields(v1::REASON_UNKNOWN_KEY, {{text.substr(0, text.find('=')), "does not exist"}});
       }
@@ -178,8 +182,10 @@ class ServerTest : public ::testing::Test {
     options.preflight_timeout = milliseconds(2000);
     return options;
   }
-  void StartServer() {
-    auto server = Server::Start(Options(), FakeRecipes());
+  void StartServer() { StartServer(Options()); }
+  void StartServer(ServerOptions options) {
+    server_.reset();
+    auto server = Server::Start(std::move(options), FakeRecipes());
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = std::move(server).value();
     channel_ = grpc::CreateChannel(LocalAddress(directory_), grpc::InsecureChannelCredentials());
@@ -345,6 +351,7 @@ TEST_F(ServerTest, BadRequestsAreRefusedByName) {
   EXPECT_EQ(ReasonOf(refused([](auto& s) { s.add_overrides(std::string(1'000'000, 'k') + "=1"); })), v1::REASON_INVALID_REQUEST);
   EXPECT_EQ(ReasonOf(refused([](auto& s) { s.set_kind(v1::JOB_KIND_CONVERT); })), v1::REASON_UNSUPPORTED_JOB_KIND);
   EXPECT_EQ(ReasonOf(refused([](auto& s) { s.add_overrides("save=/etc"); })), v1::REASON_PATH_OUTSIDE_ROOTS);
+  EXPECT_EQ(ReasonOf(refused([](auto& s) { s.add_overrides("cache=/etc/x"); })), v1::REASON_PATH_OUTSIDE_ROOTS);
   EXPECT_EQ(ReasonOf(refused([](auto& s) { s.mutable_start()->set_checkpoint_id("x@1"); })), v1::REASON_INVALID_REQUEST);
   EXPECT_EQ(ReasonOf(refused([](auto& s) {
               s.mutable_start()->set_mode(v1::START_MODE_FORK);
@@ -486,6 +493,34 @@ TEST_F(ServerTest, ASlowWatcherLosesProgressOnly) {
     EXPECT_EQ(sequences[i], static_cast<int64_t>(i + 1)) << "state events are all there";
   EXPECT_GT(dropped, 0);
   EXPECT_LT(progress, 3000);
+}
+
+// A client that pings its quiet stream every second (gRPC sends no faster): cut off at the fourth by a server that permits less,
+// left alone by one that permits it. With longer limits on both sides this is mbctl (30 s) against the coordinator (10 s).
+TEST_F(ServerTest, PingsOfAQuietStreamDoNotCutIt) {
+  const auto survives = [this](milliseconds min_ping_interval) {
+    ServerOptions options = Options();
+    options.min_ping_interval = min_ping_interval;
+    StartServer(std::move(options));
+    const std::string job = MustCreate(Request());
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 100);
+    arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+    arguments.SetInt(GRPC_ARG_HTTP2_MIN_SENT_PING_INTERVAL_WITHOUT_DATA_MS, 100);  // gRPC holds pings back for 5 minutes else.
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    auto pinging = v1::JobService::NewStub(
+        grpc::CreateCustomChannel(LocalAddress(directory_), grpc::InsecureChannelCredentials(), arguments));
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + milliseconds(4500));
+    v1::WatchJobRequest request;
+    request.set_job_id(job);
+    auto reader = pinging->WatchJob(&context, request);
+    v1::WatchJobResponse response;
+    while (reader->Read(&response)) {}
+    return reader->Finish().error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
+  };
+  EXPECT_FALSE(survives(milliseconds(10'000)));
+  EXPECT_TRUE(survives(milliseconds(500)));
 }
 
 TEST_F(ServerTest, StreamsEndWithAReasonWhenTheServerStops) {

@@ -256,6 +256,15 @@ absl::Status Submitter::CheckPaths(Draft* draft) const {
     root = save;
   }
   job.set_run_directory(root + "/" + job.run_name());
+  // The rank writes index files there.
+  if (const std::string& cache = job.resolved().config().dataset().path_to_cache();
+      !cache.empty() && !BeneathOne(cache, options_.checkpoint_roots) && !BeneathOne(cache, options_.data_roots)) {
+    outside.push_back(
+        {"dataset.path_to_cache", fmt::format("{} is in no checkpoint or data root of the coordinator ({}{}{}); leave it "
+                                              "out or choose a path there",
+                                              cache, Join(options_.checkpoint_roots), options_.data_roots.empty() ? "" : ", ",
+                                              Join(options_.data_roots))});
+  }
   if (!options_.data_roots.empty()) {
     for (const std::string& prefix : job.resolved().config().dataset().blend().prefixes()) {
       if (BeneathOne(prefix, options_.data_roots)) continue;

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "proto/rpc/local_address.h"
 #include "proto/rpc/status_details.h"
 
 namespace mbridge::server {
@@ -23,19 +24,13 @@ absl::StatusOr<std::string> ReadPem(const std::string& path) {
 
 }  // namespace
 
-bool IsLocal(const std::string& address) {
-  if (address.starts_with("unix:")) return true;
-  const std::string host = address.substr(0, address.rfind(':'));
-  return host == "localhost" || host == "[::1]" || host.starts_with("127.");
-}
-
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> CredentialsFor(const std::string& address, const TlsFiles& files) {
   if (files.certificate.empty() != files.key.empty() || (!files.client_ca.empty() && files.certificate.empty())) {
     return absl::InvalidArgumentError("--tls-cert and --tls-key belong together, and --tls-client-ca needs both");
   }
   if (address.starts_with("unix:")) return grpc::InsecureServerCredentials();
   if (files.certificate.empty()) {
-    if (IsLocal(address)) return grpc::InsecureServerCredentials();
+    if (IsLocalAddress(address)) return grpc::InsecureServerCredentials();
     return absl::FailedPreconditionError(fmt::format(
         "--listen {} can be reached from other machines, so it needs --tls-cert and --tls-key; or listen on 127.0.0.1", address));
   }

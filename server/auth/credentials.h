@@ -17,9 +17,6 @@ struct TlsFiles {
   std::string client_ca;         // PEM; when set, clients must show a certificate that it signed.
 };
 
-// "unix:PATH", or HOST:PORT with a loopback host.
-bool IsLocal(const std::string& address);
-
 // Plain credentials for unix sockets; TLS where files are given; FAILED_PRECONDITION for plain text on an address that
 // other machines can reach.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> CredentialsFor(const std::string& address, const TlsFiles& files);

@@ -157,6 +157,22 @@ TEST_F(CheckpointTest, CorruptShardFoundByTheRankFailsTheResume) {
   EXPECT_THAT(resumed.out + resumed.err, AllOf(HasSubstr("CHECKPOINT_CORRUPT"), HasSubstr("damaged@3")));
 }
 
+// A whole copy with the highest number lies in the run's folder, but the store does not know it.
+TEST_F(CheckpointTest, AFolderThatTheStoreDoesNotKnowIsNotResumed) {
+  const std::string id = Train("own", 6, {"checkpoint.save_interval=3"});
+  const auto checkpoints = service_.Checkpoints("own");
+  ASSERT_THAT(checkpoints, SizeIs(2));
+  const std::filesystem::path newest = checkpoints[0].path();
+  std::filesystem::copy(newest, newest.parent_path() / "step_99999999", std::filesystem::copy_options::recursive);
+  EXPECT_THAT(service_.Checkpoints("own"), SizeIs(2));
+  const CommandResult resumed = service_.Mbctl({"resume", id, "-o", "name", "train.train_iters=9", "scheduler.lr_decay_iters=9"});
+  ASSERT_THAT(resumed, Exited(0));
+  const v1::Job job = service_.WaitForEnd(resumed.out.substr(0, resumed.out.find('\n')));
+  ASSERT_EQ(job.state(), v1::JOB_STATE_SUCCEEDED) << job.detail();
+  EXPECT_EQ(job.attempts(0).from_checkpoint_id(), "own@6");
+  EXPECT_EQ(job.attempts(0).first_step(), 6);
+}
+
 TEST_F(CheckpointTest, FullDiskWhileSavingKeepsTheEarlierOne) {
   Service full(Service::Options{.environment = {{"MB_FAILPOINTS", "file.write=error:28@200"}}});
   ASSERT_TRUE(full.Start()) << full.log_text();
