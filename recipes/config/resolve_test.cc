@@ -467,6 +467,7 @@ TEST(Rules, ShortTrainingShowsTheCompletedCommand) {
               HasSubstr("mbctl submit --recipe vanilla_gpt_pretrain_config model.num_layers=2 model.hidden_size=256 "
                         "model.num_attention_heads=4 train.train_iters=10 "
                         "scheduler.lr_warmup_iters=1 scheduler.lr_decay_iters=10"));
+  EXPECT_THAT(Violation(resolved.status(), "train.train_iters"), Not(HasSubstr("exit_interval")));  // The decay is as long.
   // The shown line works.
   EXPECT_TRUE(Submit({"model.num_layers=2", "model.hidden_size=256", "model.num_attention_heads=4", "train.train_iters=10",
                       "scheduler.lr_warmup_iters=1", "scheduler.lr_decay_iters=10"})

@@ -242,10 +242,13 @@ void ValidateSchedule(const CommandLine& command, ConfigState* state) {
   const std::string what = short_of_warmup ? "warm-up (" + warmup_key + "=" + state->Text(warmup_key) + ") does not end before " +
                                                  (length < decay ? "training" : "decay") + " does"
                                            : "decay (" + decay_key + "=" + Number(decay) + ") does not end before training does";
-  state->Fail(length_key, "is " + Number(length) + " but the " + what + "; give the schedule its length too:\n  " +
-                              CompletedCommand(command, additions) + "\nTo train only the first " + Number(length) + " of " +
-                              Number(decay) + " " + counted + ", keep " + length_key + "=" + Number(decay) +
-                              " and stop with train.exit_interval" + (in_samples ? "." : "=" + Number(length) + "."));
+  std::string message = "is " + Number(length) + " but the " + what + "; give the schedule its length too:\n  " +
+                        CompletedCommand(command, additions);
+  if (short_of_decay) {
+    message += "\nTo train only the first " + Number(length) + " of " + Number(decay) + " " + counted + ", set " + length_key +
+               "=" + Number(decay) + " and stop with train.exit_interval" + (in_samples ? "." : "=" + Number(length) + ".");
+  }
+  state->Fail(length_key, message);
 }
 
 std::vector<FieldViolation> UnsupportedKeys(const ConfigState& state) {
