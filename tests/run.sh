@@ -44,7 +44,8 @@ status=0
 (cd "$MB_BUILD" && ctest --output-on-failure --no-tests=error --timeout 900 -j "$MB_JOBS" --output-junit "$report" \
   "${ctest_arguments[@]+"${ctest_arguments[@]}"}") || status=$?
 
-count() { { grep -oE "<testsuite .*" -A6 "$report" || true; } | grep -oE "\\b$1=\"[0-9]+\"" | head -n 1 | grep -oE '[0-9]+' || echo 0; }
+# CTest writes each attribute of the suite on a line of its own.
+count() { sed -n '/<testsuite /,/>/s/.*\b'"$1"'="\([0-9]*\)".*/\1/p; /<testcase /q' "$report" | sed -n 1p | grep . || echo 0; }
 total="$(count tests)" failed="$(count failures)" disabled="$(count disabled)" skipped="$(count skipped)"
 say "build ${built} s, tests ${SECONDS} s"
 passed=$((total - failed - disabled - skipped))
