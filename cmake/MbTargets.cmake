@@ -1,4 +1,5 @@
-# One target a folder: the sources are the folder's *.cc (and cpu/*.cc), its tests the folder's *_test.cc.
+# One target a folder: the sources are the folder's *.cc (and cpu/*.cc), its tests the folder's *_test.cc. With CUDA also
+# <name>_cuda of cuda/*.cu and cuda/*.cc, and its tests.
 
 # mb_library(<name> [ENGINE] [DEPS <target>...] [TEST_DEPS <target>...])
 #   ENGINE: compile with the engine's CPU flags (MB_MARCH, OpenMP).
@@ -28,6 +29,24 @@ function(mb_library name)
     if(ARG_ENGINE)
       target_compile_options(${name}_test PRIVATE -march=${MB_MARCH} -fopenmp)
     endif()
+  endif()
+endfunction()
+
+# mb_cuda_library(<name> [DEPS <target>...]): <name>_cuda, an object library (its objects register themselves with the operators
+# of <name>, so none may be dropped), and <name>_cuda_test, which needs a GPU to do more than skip. Nothing without CUDA.
+function(mb_cuda_library name)
+  if(NOT MB_HAVE_CUDA)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "" "DEPS" ${ARGN})
+  set(folder ${CMAKE_CURRENT_SOURCE_DIR}/cuda)
+  file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cu ${folder}/*.cc)
+  file(GLOB tests CONFIGURE_DEPENDS ${folder}/*_test.cu ${folder}/*_test.cc)
+  list(REMOVE_ITEM sources ${tests})
+  add_library(${name}_cuda OBJECT ${sources})
+  target_link_libraries(${name}_cuda PUBLIC ${name} ${ARG_DEPS} mb_cuda_runtime)
+  if(tests AND MB_BUILD_TESTS)
+    mb_test(${name}_cuda_test SOURCES ${tests} DEPS ${name}_cuda LABELS gpu)
   endif()
 endfunction()
 

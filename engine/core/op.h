@@ -9,9 +9,12 @@
 namespace mbridge {
 
 // Where an operator runs. `stream` is a cudaStream_t on CUDA, unused on the CPU (OpenMP threads of the calling thread).
+// `workspace` is CUDA scratch that operators of one stream use one after another: what an operator leaves there is lost.
 struct Context {
   DeviceType device = DeviceType::kCpu;
   void* stream = nullptr;
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
 };
 
 template <class Signature> class Op;

@@ -1,0 +1,38 @@
+// Memory of a device and copies to and from it, behind one interface, so that code outside of the CUDA folders never names CUDA.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "engine/core/op.h"
+
+namespace mbridge {
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  // At least 256-byte aligned on CUDA, 64 on the CPU; not initialised. Throws REASON_OUT_OF_MEMORY naming `purpose` and both
+  // sizes.
+  virtual void* Allocate(size_t bytes, const char* purpose) = 0;
+  virtual void Free(void* memory) = 0;
+  // Host memory that copies do not have to stage: page-locked on CUDA.
+  virtual void* AllocateHost(size_t bytes) = 0;
+  virtual void FreeHost(void* memory) = 0;
+  // In stream order on CUDA, at once on the CPU. The host side of a copy must stay as it is until the stream has passed it.
+  virtual void Zero(const Context& context, void* memory, size_t bytes) = 0;
+  virtual void CopyToDevice(const Context& context, void* to, const void* host, size_t bytes) = 0;
+  virtual void CopyToHost(const Context& context, void* host, const void* from, size_t bytes) = 0;
+  virtual void CopyOnDevice(const Context& context, void* to, const void* from, size_t bytes) = 0;
+  // Waits for all work of the context's stream. Throws REASON_ENGINE_ERROR for a fault of an earlier kernel.
+  virtual void Synchronize(const Context& context) = 0;
+};
+
+// Throws EngineError for a device that this program was built without.
+Device& DeviceOf(DeviceType type);
+// Called once by the CUDA code when it is linked in. `device` lives as long as the program.
+void RegisterDevice(DeviceType type, Device* device);
+
+// Zero-filled memory that frees itself.
+std::shared_ptr<void> AllocateZeroed(DeviceType type, size_t bytes, const char* purpose);
+
+}  // namespace mbridge
