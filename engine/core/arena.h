@@ -11,12 +11,12 @@ namespace mbridge {
 
 class Arena {
  public:
-  static constexpr size_t kAlignment = 64;
+  static constexpr size_t kAlignment = 256;  // What cuDNN and cuBLASLt like best; a multiple of the CPU's cache line.
 
   // A planning arena has no memory: it hands out null tensors and counts, to learn the size needed.
-  static Arena Planning() { return Arena(); }
-  // Throws REASON_OUT_OF_MEMORY when the memory cannot be had.
-  explicit Arena(size_t capacity);
+  static Arena Planning(DeviceType device = DeviceType::kCpu) { return Arena(device); }
+  // Not initialised. Throws REASON_OUT_OF_MEMORY when the memory cannot be had.
+  explicit Arena(size_t capacity, DeviceType device = DeviceType::kCpu);
   Arena(Arena&&) = default;
   Arena& operator=(Arena&&) = default;
 
@@ -32,11 +32,9 @@ class Arena {
   size_t peak() const { return peak_; }
 
  private:
-  Arena() = default;
-  struct Free {
-    void operator()(std::byte* p) const;
-  };
-  std::unique_ptr<std::byte[], Free> memory_;
+  explicit Arena(DeviceType device) : device_(device) {}
+  std::shared_ptr<std::byte[]> memory_;
+  DeviceType device_;
   bool planning_ = true;
   size_t capacity_ = 0;
   size_t used_ = 0;

@@ -23,6 +23,13 @@ class Device {
   virtual void CopyToDevice(const Context& context, void* to, const void* host, size_t bytes) = 0;
   virtual void CopyToHost(const Context& context, void* host, const void* from, size_t bytes) = 0;
   virtual void CopyOnDevice(const Context& context, void* to, const void* from, size_t bytes) = 0;
+  // A place in a stream that the host can wait for. Freed with the device's process.
+  virtual void* CreateEvent() = 0;
+  virtual void Record(const Context& context, void* event) = 0;
+  virtual void WaitFor(void* event) = 0;
+  // The context of this process's calling thread: the first visible GPU with a stream and `workspace_bytes` of its own. Throws
+  // REASON_ENGINE_ERROR where there is no usable GPU.
+  virtual Context MakeContext(size_t workspace_bytes) = 0;
   // Waits for all work of the context's stream. Throws REASON_ENGINE_ERROR for a fault of an earlier kernel.
   virtual void Synchronize(const Context& context) = 0;
 };

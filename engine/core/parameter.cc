@@ -1,21 +1,12 @@
 #include "engine/core/parameter.h"
 
-#include <cstdlib>
-#include <cstring>
+#include "engine/core/device.h"
 
 namespace mbridge {
 namespace {
 
 // 32 elements: 64 bytes of BF16, so that values and gradients share element offsets.
 constexpr int64_t kAlignElements = 32;
-
-std::shared_ptr<void> AllocateZeroed(size_t bytes) {
-  void* memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
-  if (memory == nullptr)
-    throw EngineError(v1::REASON_OUT_OF_MEMORY, fmt::format("cannot allocate {} bytes for parameters", bytes));
-  std::memset(memory, 0, bytes);
-  return {memory, std::free};
-}
 
 }  // namespace
 
@@ -32,8 +23,8 @@ void ParameterStore::Allocate() {
     offsets.push_back(total);
     total += (parameter.spec.shape.NumElements() + kAlignElements - 1) / kAlignElements * kAlignElements;
   }
-  value_memory_ = AllocateZeroed(static_cast<size_t>(total) * SizeOf(dtype_));
-  grad_memory_ = AllocateZeroed(static_cast<size_t>(total) * sizeof(float));
+  value_memory_ = AllocateZeroed(device_, static_cast<size_t>(total) * SizeOf(dtype_), "weights");
+  grad_memory_ = AllocateZeroed(device_, static_cast<size_t>(total) * sizeof(float), "gradients");
   values_ = {value_memory_.get(), dtype_, device_, {total}};
   grads_ = {grad_memory_.get(), DType::kF32, device_, {total}};
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -57,6 +48,6 @@ int64_t ParameterStore::NumElements() const {
   return total;
 }
 
-void ParameterStore::ZeroGradients() { std::memset(grads_.data, 0, grads_.bytes()); }
+void ParameterStore::ZeroGradients(const Context& context) { DeviceOf(device_).Zero(context, grads_.data, grads_.bytes()); }
 
 }  // namespace mbridge

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/core/tensor.h"
+#include "engine/core/op.h"
 
 namespace mbridge {
 
@@ -46,7 +46,9 @@ class ParameterStore {
   Tensor main_grads() const { return grads_; }  // 1-D, F32, same element offsets as values().
   int64_t NumElements() const;                  // Without gaps.
   DType dtype() const { return dtype_; }
-  void ZeroGradients();
+  DeviceType device() const { return device_; }
+  // In the order of the context's stream.
+  void ZeroGradients(const Context& context = {});
 
  private:
   DType dtype_;

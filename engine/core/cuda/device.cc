@@ -1,6 +1,11 @@
 #include "engine/core/device.h"
 
+#include <chrono>
+#include <map>
+#include <thread>
+
 #include "engine/core/cuda/check.h"
+#include "engine/core/cuda/watch.h"
 
 namespace mbridge::cuda {
 namespace {
@@ -40,11 +45,58 @@ class CudaDevice : public Device {
   void CopyOnDevice(const Context& context, void* to, const void* from, size_t bytes) override {
     MB_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, StreamOf(context)));
   }
-  void Synchronize(const Context& context) override { MB_CUDA(cudaStreamSynchronize(StreamOf(context))); }
+  void* CreateEvent() override {
+    cudaEvent_t event = nullptr;
+    MB_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync));
+    return event;
+  }
+  void Record(const Context& context, void* event) override {
+    MB_CUDA(cudaEventRecord(static_cast<cudaEvent_t>(event), StreamOf(context)));
+  }
+  void WaitFor(void* event) override { MB_CUDA(cudaEventSynchronize(static_cast<cudaEvent_t>(event))); }
+  Context MakeContext(size_t workspace_bytes) override {
+    MB_CUDA(cudaSetDevice(0));  // The agent leaves one GPU visible to each rank.
+    cudaStream_t stream = nullptr;
+    MB_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return {DeviceType::kCuda, stream, Allocate(workspace_bytes, "operator workspace"), workspace_bytes};
+  }
+  void Synchronize(const Context& context) override {
+    if (!HasWatches()) {
+      MB_CUDA(cudaStreamSynchronize(StreamOf(context)));
+      return;
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    for (int64_t spin = 1;; ++spin) {
+      const cudaError_t state = cudaStreamQuery(StreamOf(context));
+      if (state == cudaSuccess) return;
+      if (state != cudaErrorNotReady) MB_CUDA(state);
+      if (spin % 1024 != 0) continue;
+      const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+      RunWatches(waited.count());
+      if (waited.count() > 0.1) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
 };
+
+std::map<int, std::function<void(double)>> g_watches;
+int g_next_watch = 0;
 
 CudaDevice g_device;
 const bool g_registered = (RegisterDevice(DeviceType::kCuda, &g_device), true);
 
 }  // namespace
+
+int AddWatch(std::function<void(double)> check) {
+  g_watches[++g_next_watch] = std::move(check);
+  return g_next_watch;
+}
+
+void RemoveWatch(int key) { g_watches.erase(key); }
+
+void RunWatches(double waited_seconds) {
+  for (const auto& [key, check] : g_watches) check(waited_seconds);
+}
+
+bool HasWatches() { return !g_watches.empty(); }
+
 }  // namespace mbridge::cuda

@@ -1,0 +1,193 @@
+#include <nccl.h>
+
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "engine/comm/file_store.h"
+#include "engine/comm/nccl.h"
+#include "engine/core/cuda/check.h"
+#include "engine/core/cuda/watch.h"
+#include "engine/core/device.h"
+
+namespace mbridge::cuda {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+ncclDataType_t TypeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return ncclFloat32;
+    case DType::kBF16: return ncclBfloat16;
+    case DType::kF16: return ncclFloat16;
+    case DType::kF64: return ncclFloat64;
+    case DType::kI32: return ncclInt32;
+    case DType::kI64: return ncclInt64;
+    case DType::kU8: return ncclUint8;
+  }
+  ThrowEngineError("no NCCL type for {}", NameOf(dtype));
+}
+
+class NcclCommunicator : public Communicator {
+ public:
+  explicit NcclCommunicator(const NcclOptions& options)
+      : options_(options), stream_(static_cast<cudaStream_t>(options.context.stream)) {
+    FileStore store(options.directory, options.group, options.timeout_seconds);
+    ncclUniqueId id;
+    if (options.rank == 0) {
+      Check(ncclGetUniqueId(&id), "ncclGetUniqueId");
+      store.set("nccl-id", std::vector<char>(id.internal, id.internal + sizeof(id.internal)));
+    } else {
+      const std::vector<char> bytes = store.get("nccl-id");
+      if (bytes.size() != sizeof(id.internal))
+        ThrowEngineError("the NCCL id of group {} has {} bytes", options.group, bytes.size());
+      std::memcpy(id.internal, bytes.data(), bytes.size());
+    }
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;  // So that connecting can be given up too.
+    const ncclResult_t begun = ncclCommInitRankConfig(&comm_, options.size, id, options.rank, &config);
+    if (begun != ncclInProgress) Check(begun, "ncclCommInitRankConfig");
+    AwaitEnqueued("connecting");
+    watch_ = AddWatch([this](double waited) { CheckPeers(waited); });
+  }
+  ~NcclCommunicator() override {
+    RemoveWatch(watch_);
+    if (comm_ != nullptr) ncclCommAbort(comm_);
+    if (staging_ != nullptr) cudaFree(staging_);
+  }
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+
+  int rank() const override { return options_.rank; }
+  int size() const override { return options_.size; }
+
+  void AllReduce(const Tensor& tensor, ReduceOp op) override {
+    const ncclRedOp_t operation = op == ReduceOp::kSum ? ncclSum : ncclMax;
+    Run("all-reduce", tensor, tensor, [&](const void* in, void* out) {
+      return ncclAllReduce(in, out, static_cast<size_t>(tensor.size()), TypeOf(tensor.dtype), operation, comm_, stream_);
+    });
+  }
+  void ReduceScatter(const Tensor& input, const Tensor& output) override {
+    RequireParts(output, input, "reduce-scatter");
+    Run("reduce-scatter", input, output, [&](const void* in, void* out) {
+      return ncclReduceScatter(in, out, static_cast<size_t>(output.size()), TypeOf(output.dtype), ncclSum, comm_, stream_);
+    });
+  }
+  void AllGather(const Tensor& input, const Tensor& output) override {
+    RequireParts(input, output, "all-gather");
+    Run("all-gather", input, output, [&](const void* in, void* out) {
+      return ncclAllGather(in, out, static_cast<size_t>(input.size()), TypeOf(input.dtype), comm_, stream_);
+    });
+  }
+  void Broadcast(const Tensor& tensor, int root) override {
+    Run("broadcast", tensor, tensor, [&](const void* in, void* out) {
+      return ncclBroadcast(in, out, static_cast<size_t>(tensor.size()), TypeOf(tensor.dtype), root, comm_, stream_);
+    });
+  }
+  void Barrier() override {
+    int64_t one = 1;
+    AllReduce({&one, DType::kI64, DeviceType::kCpu, {1}}, ReduceOp::kSum);
+  }
+
+ private:
+  void RequireParts(const Tensor& part, const Tensor& whole, const char* what) const {
+    if (part.size() * size() != whole.size() || part.dtype != whole.dtype) {
+      ThrowEngineError("{} of {} {} over {} ranks with {} {}", what, NameOf(part.dtype), part.shape.ToString(), size(),
+                       NameOf(whole.dtype), whole.shape.ToString());
+    }
+  }
+
+  // Enqueues on device tensors; host tensors go through staging memory and are waited for.
+  template <class F> void Run(const char* what, const Tensor& input, const Tensor& output, F&& enqueue) {
+    if (comm_ == nullptr) {
+      throw EngineError(v1::REASON_PEER_LOST,
+                        fmt::format("{}: the group {} is broken since an earlier error", what, options_.group));
+    }
+    if (input.device == DeviceType::kCuda) {
+      Enqueued(enqueue(input.data, output.data), what);
+      return;
+    }
+    const size_t in_bytes = (input.bytes() + 255) / 256 * 256;
+    Stage(in_bytes + output.bytes());
+    char* const in = static_cast<char*>(staging_);
+    char* const out = in + in_bytes;
+    MB_CUDA(cudaMemcpyAsync(in, input.data, input.bytes(), cudaMemcpyHostToDevice, stream_));
+    Enqueued(enqueue(in, out), what);
+    MB_CUDA(cudaMemcpyAsync(output.data, out, output.bytes(), cudaMemcpyDeviceToHost, stream_));
+    DeviceOf(DeviceType::kCuda).Synchronize(options_.context);
+  }
+
+  void Stage(size_t bytes) {
+    if (bytes <= staged_bytes_) return;
+    MB_CUDA(cudaStreamSynchronize(stream_));
+    if (staging_ != nullptr) MB_CUDA(cudaFree(staging_));
+    staging_ = nullptr;
+    MB_CUDA(cudaMalloc(&staging_, bytes));
+    staged_bytes_ = bytes;
+  }
+
+  void Enqueued(ncclResult_t result, const char* what) {
+    if (result == ncclInProgress)
+      AwaitEnqueued(what);
+    else
+      Check(result, what);
+  }
+
+  Clock::time_point Deadline() const {
+    return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.timeout_seconds));
+  }
+
+  // A non-blocking communicator has taken the call.
+  void AwaitEnqueued(const char* what) {
+    const Clock::time_point deadline = Deadline();
+    for (;;) {
+      ncclResult_t state = ncclSuccess;
+      Check(ncclCommGetAsyncError(comm_, &state), what);
+      if (state == ncclSuccess) return;
+      if (state != ncclInProgress) Fail(v1::REASON_PEER_LOST, what, ncclGetErrorString(state));
+      if (Clock::now() > deadline) Fail(v1::REASON_COLLECTIVE_TIMEOUT, what, "peers did not join in time");
+      std::this_thread::yield();
+    }
+  }
+
+  // While the host waits for the GPU: so a dead or stalled peer does not hang this rank.
+  void CheckPeers(double waited) {
+    if (comm_ == nullptr) return;
+    ncclResult_t state = ncclSuccess;
+    Check(ncclCommGetAsyncError(comm_, &state), "collectives");
+    if (state != ncclSuccess && state != ncclInProgress) Fail(v1::REASON_PEER_LOST, "collectives", ncclGetErrorString(state));
+    if (waited > options_.timeout_seconds) {
+      Fail(v1::REASON_COLLECTIVE_TIMEOUT, "collectives",
+           fmt::format("the GPU has not finished within {} s: a peer died or stalls", options_.timeout_seconds));
+    }
+  }
+
+  void Check(ncclResult_t result, const char* what) {
+    if (result == ncclSuccess || result == ncclInProgress) return;
+    const bool peer = result == ncclRemoteError || result == ncclSystemError;
+    Fail(peer ? v1::REASON_PEER_LOST : v1::REASON_ENGINE_ERROR, what, ncclGetErrorString(result));
+  }
+
+  [[noreturn]] void Fail(v1::Reason reason, const char* what, const std::string& why) {
+    const std::string detail = comm_ == nullptr ? std::string() : ncclGetLastError(comm_);
+    if (comm_ != nullptr) ncclCommAbort(comm_);
+    comm_ = nullptr;
+    throw EngineError(reason, fmt::format("{} in group {}, rank {} of {}: {}{}{}", what, options_.group, rank(), size(), why,
+                                          detail.empty() ? "" : ": ", detail));
+  }
+
+  NcclOptions options_;
+  cudaStream_t stream_;
+  ncclComm_t comm_ = nullptr;
+  int watch_ = 0;
+  void* staging_ = nullptr;
+  size_t staged_bytes_ = 0;
+};
+
+std::unique_ptr<Communicator> Make(const NcclOptions& options) { return std::make_unique<NcclCommunicator>(options); }
+
+const bool g_registered = (RegisterNccl(&Make), true);
+
+}  // namespace
+}  // namespace mbridge::cuda

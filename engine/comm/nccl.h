@@ -1,0 +1,32 @@
+// Collectives between GPUs through NCCL, behind the Communicator interface.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "engine/comm/communicator.h"
+#include "engine/core/op.h"
+
+namespace mbridge {
+
+struct NcclOptions {
+  std::string directory;  // Rendezvous folder and group name, as GlooOptions.
+  std::string group;
+  int rank = 0;
+  int size = 1;
+  double timeout_seconds = 600;
+  // Operations on CUDA tensors are enqueued on its stream and return at once; those on CPU tensors are staged through the GPU
+  // and return when they are done.
+  Context context;
+};
+
+// Connects to the peers. The watchdog works wherever the host waits: a peer that dies or stalls for longer than the timeout
+// throws PEER_LOST or COLLECTIVE_TIMEOUT and aborts the group. Sums are NCCL's, in an order that is the same in every run of the
+// same ranks. Throws EngineError, also where the program was built without CUDA.
+std::unique_ptr<Communicator> MakeNcclCommunicator(const NcclOptions& options);
+
+// Called once by the CUDA code when it is linked in.
+using NcclFactory = std::unique_ptr<Communicator> (*)(const NcclOptions& options);
+void RegisterNccl(NcclFactory factory);
+
+}  // namespace mbridge
