@@ -13,6 +13,8 @@ enum class ActivationKind : uint8_t { kGelu, kSwiGlu };
 enum class PositionKind : uint8_t { kLearnedAbsolute, kRope, kNone };
 
 struct GptConfig {
+  bool operator==(const GptConfig&) const = default;
+
   // Shape.
   int64_t num_layers = 0;
   int64_t hidden_size = 0;

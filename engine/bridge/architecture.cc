@@ -1,0 +1,168 @@
+#include "engine/bridge/architecture.h"
+
+#include <algorithm>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "absl/strings/str_join.h"
+#include "engine/bridge/config_form.h"
+#include "engine/core/error.h"
+#include "engine/model/gpt_model.h"
+
+namespace mbridge {
+namespace {
+
+absl::Status UnsupportedModel(const std::string& message) {
+  return MakeStatus(absl::StatusCode::kInvalidArgument, v1::REASON_UNSUPPORTED_MODEL, message);
+}
+
+bool IsFor(const Architecture& architecture, const std::string& model_type) {
+  return architecture.model_type == model_type ||
+         std::find(architecture.accepts.begin(), architecture.accepts.end(), model_type) != architecture.accepts.end();
+}
+
+std::string KnownTypes() {
+  std::vector<std::string> types;
+  for (const Architecture* architecture : Architectures()) types.push_back(architecture->model_type);
+  std::sort(types.begin(), types.end());
+  return absl::StrJoin(types, ", ");
+}
+
+}  // namespace
+
+absl::StatusOr<const Architecture*> FindArchitecture(const std::string& model_type) {
+  for (const Architecture* architecture : Architectures()) {
+    if (IsFor(*architecture, model_type)) return architecture;
+  }
+  return UnsupportedModel(fmt::format("model_type \"{}\" is not supported: known are {}", model_type, KnownTypes()));
+}
+
+absl::StatusOr<const Architecture*> ArchitectureOf(const Json& config) {
+  const Json type = config.is_object() ? config.value("model_type", Json()) : Json();
+  if (type.is_string()) return FindArchitecture(type.get<std::string>());
+  return UnsupportedModel(fmt::format("config.json has no model_type: known are {}", KnownTypes()));
+}
+
+absl::StatusOr<GptConfig> ReadModelConfig(const Architecture& architecture, const Json& config) {
+  const Json modern = ModernForm(config);
+  ConfigReader reader(modern);
+  GptConfig model = architecture.parts;
+  model.dtype = DType::kF32;
+  model.hidden_dropout = model.attention_dropout = 0.0;
+  std::set<std::string> known;
+  const auto read = [&](const ConfigKey& key) {
+    known.insert(key.names.begin(), key.names.end());
+    if (key.read != nullptr) key.read(&reader, &model);
+  };
+  for (const ConfigKey& key : architecture.keys) read(key);
+  read(CommonFreeKeys());
+  for (const auto& [name, value] : modern.items()) {
+    if (!known.contains(name)) {
+      reader.Fault(name, fmt::format("is not known for model_type {}: remove it if it changes nothing", architecture.model_type));
+    }
+  }
+  MB_RETURN_IF_ERROR(reader.status());
+  model.seq_length = model.max_position_embeddings;
+  return model;
+}
+
+GptConfig ModelShape(GptConfig config) {
+  const GptConfig none;
+  config.seq_length = 0;
+  config.padded_vocab_size = 0;
+  config.hidden_dropout = config.attention_dropout = 0.0;
+  config.init_method_std = none.init_method_std;
+  config.output_init_std = config.embedding_init_std = 0.0;
+  config.dtype = none.dtype;
+  config.bias_activation_fusion = none.bias_activation_fusion;
+  config.bias_dropout_fusion = none.bias_dropout_fusion;
+  config.attention_softmax_in_fp32 = none.attention_softmax_in_fp32;
+  config.cross_entropy_loss_fusion = none.cross_entropy_loss_fusion;
+  // A rotation works at any length; the number is then only what config.json advertises.
+  if (config.position_embedding != PositionKind::kLearnedAbsolute) config.max_position_embeddings = 0;
+  return config;
+}
+
+absl::StatusOr<Json> WriteModelConfig(const Architecture& architecture, const GptConfig& config, int64_t vocab_size,
+                                      const Json& source) {
+  GptConfig theirs = config;
+  theirs.padded_vocab_size = vocab_size;
+  const bool has_source = source.is_object() && !source.empty();
+  if (has_source) {
+    const absl::StatusOr<GptConfig> meant = ReadModelConfig(architecture, source);
+    if (meant.ok() && meant->padded_vocab_size == vocab_size && ModelShape(*meant) == ModelShape(theirs)) return source;
+  }
+  Json modern = has_source ? ModernForm(source)
+                           : Json{{"architectures", {architecture.class_name}}, {"model_type", architecture.model_type}};
+  if (theirs.max_position_embeddings == 0) theirs.max_position_embeddings = theirs.seq_length;
+  for (const ConfigKey& key : architecture.keys) {
+    if (key.write != nullptr) key.write(theirs, &modern);
+  }
+  MB_ASSIGN_OR_RETURN(const GptConfig meant, ReadModelConfig(architecture, modern));
+  if (!(ModelShape(meant) == ModelShape(theirs))) {
+    return UnsupportedModel(fmt::format(
+        "a config.json of model_type {} cannot describe this model: it has parts of another family", architecture.model_type));
+  }
+  return has_source ? InFormOf(source, modern) : modern;
+}
+
+absl::StatusOr<std::vector<ParameterSpec>> ModelParameters(const GptConfig& config) {
+  try {
+    GptModel model(config, nullptr);
+    ParameterStore store(config.dtype, DeviceType::kCpu);
+    model.DeclareParameters(&store);
+    std::vector<ParameterSpec> specs;
+    for (const Parameter& parameter : store.parameters()) specs.push_back(parameter.spec);
+    return specs;
+  } catch (const EngineError& error) {
+    return MakeStatus(absl::StatusCode::kInvalidArgument, error.reason(), error.what());
+  }
+}
+
+absl::StatusOr<std::vector<TensorMapping>> MapModel(const Architecture& architecture, const GptConfig& config,
+                                                    const std::vector<ParameterSpec>& parameters, int64_t vocab_size,
+                                                    bool runtime) {
+  std::vector<const TensorRule*> rules;
+  std::vector<std::string> missing;
+  MapOptions options{.vocab_size = vocab_size, .experts = 0, .runtime = runtime};
+  for (const ParameterSpec& parameter : parameters) {
+    const TensorRule* found = nullptr;
+    for (const TensorRule& rule : architecture.tensors) {
+      const std::optional<Placeholders> values = MatchName(rule.ours, parameter.name);
+      if (!values) continue;
+      found = &rule;
+      if (const auto expert = values->find("expert"); expert != values->end()) {
+        options.experts = std::max(options.experts, expert->second + 1);
+      }
+      break;
+    }
+    if (found == nullptr) missing.push_back(parameter.name);
+    rules.push_back(found);
+  }
+  if (!missing.empty()) {
+    return UnsupportedModel(
+        fmt::format("checkpoints of model_type {} have no place for {}", architecture.model_type, absl::StrJoin(missing, ", ")));
+  }
+  std::vector<TensorMapping> mappings;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    MB_ASSIGN_OR_RETURN(TensorMapping mapping,
+                        MapTensor(*rules[i], parameters[i].name, parameters[i].global_shape, config, options));
+    mappings.push_back(std::move(mapping));
+  }
+  return mappings;
+}
+
+ExtraTensor ClassifyExtra(const Architecture& architecture, const std::string& name) {
+  for (const std::string& pattern : architecture.unused) {
+    if (MatchName(pattern, name)) return ExtraTensor::kUnused;
+  }
+  for (const TensorRule& rule : architecture.tensors) {
+    for (const std::string& pattern : rule.theirs) {
+      if (MatchName(pattern, name)) return ExtraTensor::kDenied;
+    }
+  }
+  return ExtraTensor::kUnknown;
+}
+
+}  // namespace mbridge
