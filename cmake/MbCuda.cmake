@@ -1,4 +1,4 @@
-# MB_CUDA=AUTO|ON|OFF: sets MB_HAVE_CUDA, enables the language, and declares mb_cuda_runtime (cudart and the headers).
+# MB_CUDA=AUTO|ON|OFF: sets MB_HAVE_CUDA, enables the language, and declares mb_cuda_runtime (the static cudart and the headers).
 set(MB_HAVE_CUDA FALSE)
 if(NOT MB_CUDA STREQUAL OFF)
   include(CheckLanguage)
@@ -18,7 +18,7 @@ if(NOT MB_CUDA STREQUAL OFF)
     set(CMAKE_CUDA_EXTENSIONS OFF)
     set(CMAKE_CUDA_FLAGS_RELEASE "-O3")
     add_library(mb_cuda_runtime INTERFACE)
-    target_link_libraries(mb_cuda_runtime INTERFACE CUDA::cudart)
+    target_link_libraries(mb_cuda_runtime INTERFACE CUDA::cudart_static)
     # nvcc cannot evaluate fmt 9's compile-time format check.
     target_compile_definitions(mb_cuda_runtime INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:FMT_CONSTEVAL=;FMT_USE_CONSTEXPR=1>")
   elseif(MB_CUDA STREQUAL ON)

@@ -9,6 +9,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/manifest.h"
+#include "engine/core/device.h"
 #include "engine/core/file.h"
 #include "proto/rpc/status_details.h"
 
@@ -142,7 +143,7 @@ absl::Status CheckTarget(const CheckpointTensor& target, const ManifestTensor& s
   return absl::OkStatus();
 }
 
-absl::Status LoadTensor(ShardReader& reader, const ManifestTensor& saved, const CheckpointTensor& target) {
+absl::Status LoadHostTensor(ShardReader& reader, const ManifestTensor& saved, const CheckpointTensor& target) {
   const Part want = PartOf(target);
   const DType type = target.tensor.dtype;
   std::vector<char> buffer, converted;
@@ -167,6 +168,19 @@ absl::Status LoadTensor(ShardReader& reader, const ManifestTensor& saved, const 
   if (filled != want.count)
     return CorruptCheckpoint(
         fmt::format("tensor {}: the checkpoint holds {} of the {} elements needed", saved.name, filled, want.count));
+  return absl::OkStatus();
+}
+
+absl::Status LoadTensor(ShardReader& reader, const ManifestTensor& saved, const CheckpointTensor& target) {
+  const Tensor& tensor = target.tensor;
+  if (tensor.device == DeviceType::kCpu) return LoadHostTensor(reader, saved, target);
+  std::vector<char> memory(tensor.bytes());
+  CheckpointTensor on_host = target;
+  on_host.tensor = {memory.data(), tensor.dtype, DeviceType::kCpu, tensor.shape};
+  MB_RETURN_IF_ERROR(LoadHostTensor(reader, saved, on_host));
+  Device& device = DeviceOf(tensor.device);
+  device.CopyToDevice({.device = tensor.device}, tensor.data, memory.data(), memory.size());
+  device.Synchronize({.device = tensor.device});
   return absl::OkStatus();
 }
 

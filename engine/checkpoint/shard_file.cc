@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/checkpoint/checksum.h"
+#include "engine/core/device.h"
 #include "engine/core/failpoint.h"
 #include "engine/core/file.h"
 #include "proto/rpc/status_details.h"
@@ -39,14 +40,22 @@ std::string HeaderOf(const CheckpointMeta& meta, const std::vector<const Checkpo
   return prefixed + text;
 }
 
-// Hashes each stretch while it is in the cache.
+// Hashes each stretch while it is in the cache. A stretch of device memory comes to the host first.
 absl::StatusOr<uint64_t> WriteHashed(FileWriter& writer, const Tensor& tensor) {
   Checksum checksum;
   const char* data = static_cast<const char*>(tensor.data);
+  std::vector<char> staging;
   for (size_t done = 0; done < tensor.bytes();) {
     const size_t chunk = std::min(kWriteChunk, tensor.bytes() - done);
-    checksum.Update(data + done, chunk);
-    MB_RETURN_IF_ERROR(writer.Write(data + done, chunk));
+    const char* stretch = data + done;
+    if (tensor.device != DeviceType::kCpu) {
+      staging.resize(chunk);
+      DeviceOf(tensor.device).CopyToHost({.device = tensor.device}, staging.data(), stretch, chunk);
+      DeviceOf(tensor.device).Synchronize({.device = tensor.device});
+      stretch = staging.data();
+    }
+    checksum.Update(stretch, chunk);
+    MB_RETURN_IF_ERROR(writer.Write(stretch, chunk));
     done += chunk;
   }
   return checksum.Value();

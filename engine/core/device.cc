@@ -40,6 +40,8 @@ Device& DeviceOf(DeviceType type) {
   return *g_cuda;
 }
 
+bool HasDevice(DeviceType type) { return type == DeviceType::kCpu || g_cuda != nullptr; }
+
 void RegisterDevice(DeviceType type, Device* device) {
   if (type == DeviceType::kCuda) g_cuda = device;
 }

@@ -36,6 +36,8 @@ class Device {
 
 // Throws EngineError for a device that this program was built without.
 Device& DeviceOf(DeviceType type);
+// Whether this program was built with it; a GPU may still be missing.
+bool HasDevice(DeviceType type);
 // Called once by the CUDA code when it is linked in. `device` lives as long as the program.
 void RegisterDevice(DeviceType type, Device* device);
 

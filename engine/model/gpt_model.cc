@@ -81,6 +81,7 @@ struct Activations {
 
 struct GptModel::Impl {
   GptConfig config;
+  Context context;
   DType storage;
   int word_table = -1, position_table = -1, output_table = -1;
   std::vector<LayerParameters> layers;
@@ -144,7 +145,7 @@ struct GptModel::Impl {
   }
 
   Step StepFor(RngStreams* streams) const {
-    return {.context = {},
+    return {.context = context,
             .config = &config,
             .precision = config.dtype,
             .storage = storage,
@@ -245,14 +246,17 @@ void GptModel::Impl::CheckBatch(const Batch& batch) const {
   if (position_table >= 0) CheckIds("position id", batch.position_ids, count, config.max_position_embeddings);
 }
 
-GptModel::GptModel(const GptConfig& config, Communicator* tensor_parallel) : impl_(std::make_unique<Impl>()) {
+GptModel::GptModel(const GptConfig& config, Communicator* tensor_parallel, const Context& context)
+    : impl_(std::make_unique<Impl>()) {
   ValidateGptConfig(config);
   if (tensor_parallel != nullptr && tensor_parallel->size() > 1) {
     throw EngineError(v1::REASON_UNSUPPORTED_MODEL,
                       fmt::format("model.tensor_model_parallel_size is {}: this engine runs 1", tensor_parallel->size()));
   }
   impl_->config = config;
-  impl_->storage = config.dtype == DType::kBF16 && NativeBF16Products() ? DType::kBF16 : DType::kF32;
+  impl_->context = context;
+  const bool narrow = context.device != DeviceType::kCpu || (config.dtype == DType::kBF16 && NativeBF16Products());
+  impl_->storage = narrow ? config.dtype : DType::kF32;
 }
 
 GptModel::~GptModel() = default;
@@ -291,9 +295,9 @@ void GptModel::Prepare(const ParameterStore& store, int micro_batch_size) {
   if (micro_batch_size < 1) ThrowEngineError("micro batch size {}", micro_batch_size);
   m.micro_batch_size = micro_batch_size;
   m.weights = Weights(&store, m.storage);
-  Arena plan = Arena::Planning();
+  Arena plan = Arena::Planning(m.context.device);
   Activations::Allocate(&plan, m.StepFor(nullptr));
-  m.arena = Arena(plan.peak());
+  m.arena = Arena(plan.peak(), m.context.device);
   m.activations = Activations::Allocate(&m.arena, m.StepFor(nullptr));
   if (!m.activations.rotary_cosine.empty()) {
     FillRotaryTables(m.config, m.activations.rotary_cosine, m.activations.rotary_sine);

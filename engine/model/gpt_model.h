@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "engine/core/op.h"
 #include "engine/core/torch_random.h"
 #include "engine/model/gpt_config.h"
 
@@ -21,7 +22,8 @@ class GptModel {
  public:
   // Throws EngineError REASON_INVALID_CONFIG or REASON_UNSUPPORTED_MODEL for a config that cannot be built. `tensor_parallel` (of
   // size 1 for now; null means one rank) must outlive the model.
-  GptModel(const GptConfig& config, Communicator* tensor_parallel);
+  // `context`: where it runs; its stream and workspace outlive the model.
+  GptModel(const GptConfig& config, Communicator* tensor_parallel, const Context& context = {});
   ~GptModel();
   GptModel(const GptModel&) = delete;
   GptModel& operator=(const GptModel&) = delete;

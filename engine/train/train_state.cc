@@ -27,12 +27,13 @@ std::string CheckpointPath(const RunIdentity& identity, int64_t step) {
 
 }  // namespace
 
-TrainState::TrainState(const TrainingPlan& plan, Communicator* data_parallel)
+TrainState::TrainState(const TrainingPlan& plan, const Context& context, Communicator* data_parallel)
     : plan_(plan),
+      context_(context),
       data_parallel_(data_parallel),
       tensor_parallel_(MakeSelfCommunicator()),
-      parameters_(std::make_unique<ParameterStore>(plan.model.dtype, DeviceType::kCpu)),
-      model_(std::make_unique<GptModel>(plan.model, tensor_parallel_.get())),
+      parameters_(std::make_unique<ParameterStore>(plan.model.dtype, context.device)),
+      model_(std::make_unique<GptModel>(plan.model, tensor_parallel_.get(), context)),
       rng_(plan.seed) {
   model_->DeclareParameters(parameters_.get());
   parameters_->Allocate();

@@ -34,8 +34,8 @@ struct RunIdentity {
 // Not thread-safe. `plan` and `data_parallel` outlive it.
 class TrainState {
  public:
-  // Allocates everything. Throws REASON_OUT_OF_MEMORY.
-  TrainState(const TrainingPlan& plan, Communicator* data_parallel);
+  // Allocates everything on the context's device. Throws REASON_OUT_OF_MEMORY.
+  TrainState(const TrainingPlan& plan, const Context& context, Communicator* data_parallel);
 
   // Initial weights from the seed, as Megatron-LM draws them.
   void InitializeFresh();
@@ -62,6 +62,7 @@ class TrainState {
   absl::Status RestoreState(const CheckpointMeta& meta);
 
   const TrainingPlan& plan_;
+  const Context context_;
   Communicator* data_parallel_;
   std::unique_ptr<Communicator> tensor_parallel_;
   std::unique_ptr<ParameterStore> parameters_;

@@ -10,14 +10,14 @@
 
 namespace mbridge {
 
-Trainer::Trainer(const TrainingPlan& plan, const RunIdentity& identity, Communicator* world, EventSink* sink,
-                 const std::atomic<bool>* stop)
+Trainer::Trainer(const TrainingPlan& plan, const Context& context, const RunIdentity& identity, Communicator* world,
+                 EventSink* sink, const std::atomic<bool>* stop)
     : plan_(plan),
       identity_(identity),
       world_(world),
       sink_(sink),
       stop_(stop),
-      state_(plan, world),
+      state_(plan, context, world),
       batch_(static_cast<int>(plan.micro_batch_size), plan.model.seq_length),
       interval_(&plan, &state_.interval),
       begin_(std::chrono::steady_clock::now()) {

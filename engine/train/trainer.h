@@ -18,8 +18,9 @@ namespace mbridge {
 class Trainer {
  public:
   // Builds datasets, model and state; loads the checkpoint where there is one. Throws EngineError.
+  // `context` says where (DeviceOf(plan.device).MakeContext).
   // `sink` receives events on rank 0 and may be null elsewhere. `stop` is set by SIGTERM.
-  Trainer(const TrainingPlan& plan, const RunIdentity& identity, Communicator* world, EventSink* sink,
+  Trainer(const TrainingPlan& plan, const Context& context, const RunIdentity& identity, Communicator* world, EventSink* sink,
           const std::atomic<bool>* stop);
 
   // Trains to the last iteration, evaluates, saves. CANCELLED_BY_USER when it was stopped (a checkpoint is written first).

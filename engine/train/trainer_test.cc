@@ -69,7 +69,7 @@ class TrainerTest : public testing::Test {
     identity.load_checkpoint_path = load;
     identity.load_weights_only = weights_only;
     const auto world = MakeSelfCommunicator();
-    Trainer trainer(plan, identity, world.get(), recorder, &recorder->stop);
+    Trainer trainer(plan, {}, identity, world.get(), recorder, &recorder->stop);
     return trainer.Run();
   }
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "engine/core/tensor.h"
 #include "engine/data/gpt_data.h"
 #include "engine/model/gpt_config.h"
 #include "engine/optim/adam.h"
@@ -15,6 +16,7 @@
 namespace mbridge {
 
 struct TrainingPlan {
+  DeviceType device = DeviceType::kCpu;  // Set by the rank program: the configuration does not choose it.
   GptConfig model;
   GptDataConfig data;
   ScheduleOptions schedule;

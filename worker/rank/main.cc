@@ -1,4 +1,5 @@
-// mbrank: the process of one rank, and the subcommands that need the engine (preflight, verification, data preparation).
+// mbrank and mbrank-cuda: the process of one rank, and the subcommands that need the engine (preflight, verification, data
+// preparation).
 #include <CLI/CLI.hpp>
 
 #include <unistd.h>
@@ -24,6 +25,8 @@ void AddTrain(CLI::App* app, mbridge::StandaloneOptions* options) {
   train->add_option("--save", options->checkpoint_directory, "Directory for checkpoints (default: none are written)");
   train->add_option("--load", options->load_checkpoint_path, "Checkpoint directory to start from");
   train->add_flag("--weights-only", options->load_weights_only, "Take only the weights of --load, start at iteration 0");
+  train->add_option("--device", options->device, "cpu, cuda, or auto: what this program was built for")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   train->add_option("--rank", options->rank, "Rank of this process")->check(CLI::NonNegativeNumber);
   train->add_option("--ranks", options->ranks, "Number of ranks")->check(CLI::PositiveNumber);
   train->add_option("--rendezvous", options->rendezvous_directory, "Directory where the ranks meet (with --ranks above 1)");

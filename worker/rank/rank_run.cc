@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <new>
 
+#include "engine/comm/nccl.h"
+#include "engine/core/device.h"
 #include "engine/train/throw_status.h"
 #include "engine/train/trainer.h"
 #include "mbridge/v1/config.pb.h"
@@ -24,11 +26,14 @@ void OnTerminate(int) { g_stop.store(true); }
 
 // The training of one spec; rank 0 reports to the spool.
 v1::RankResult Train(const v1::RankSpec& spec, EventSink* sink) {
-  const TrainingPlan plan = ValueOrThrow(MakeTrainingPlan(spec.resolved()));
+  TrainingPlan plan = ValueOrThrow(MakeTrainingPlan(spec.resolved()));
+  plan.device = spec.device() == v1::DEVICE_CUDA ? DeviceType::kCuda : DeviceType::kCpu;
+  const Context context = DeviceOf(plan.device).MakeContext(kWorkspaceBytes);
   const RunIdentity identity = MakeRunIdentity(spec);
   const spool::AttemptDirectory directory(spec.attempt_directory());
-  const auto world = MakeWorld(directory.RendezvousPath(), spec.rank(), spec.world_size(), plan.collective_timeout_seconds);
-  Trainer trainer(plan, identity, world.get(), sink, &g_stop);
+  const auto world =
+      MakeWorld(context, directory.RendezvousPath(), spec.rank(), spec.world_size(), plan.collective_timeout_seconds);
+  Trainer trainer(plan, context, identity, world.get(), sink, &g_stop);
   return trainer.Run();
 }
 
@@ -85,8 +90,19 @@ RunIdentity MakeRunIdentity(const v1::RankSpec& spec) {
   return identity;
 }
 
-std::unique_ptr<Communicator> MakeWorld(const std::string& directory, int rank, int size, double timeout_seconds) {
+std::unique_ptr<Communicator> MakeWorld(const Context& context, const std::string& directory, int rank, int size,
+                                        double timeout_seconds) {
   if (size == 1) return MakeSelfCommunicator();
+  if (context.device == DeviceType::kCuda) {
+    NcclOptions options;
+    options.directory = directory;
+    options.group = "world";
+    options.rank = rank;
+    options.size = size;
+    options.timeout_seconds = timeout_seconds;
+    options.context = context;
+    return MakeNcclCommunicator(options);
+  }
   GlooOptions options;
   options.directory = directory;
   options.group = "world";

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "engine/comm/communicator.h"
+#include "engine/core/op.h"
 #include "engine/train/train_state.h"
 #include "mbridge/v1/rank.pb.h"
 
@@ -25,7 +26,12 @@ v1::RankResult ResultOf(const std::function<v1::RankResult()>& body);
 
 RunIdentity MakeRunIdentity(const v1::RankSpec& spec);
 
-// One communicator over all ranks of a job, whose rendezvous files lie in `directory`. Throws EngineError.
-std::unique_ptr<Communicator> MakeWorld(const std::string& directory, int rank, int size, double timeout_seconds);
+// Scratch of a rank's operators on a GPU: cuBLASLt wants 32 MiB and more on Hopper.
+inline constexpr size_t kWorkspaceBytes = size_t{128} << 20;
+
+// One communicator over all ranks of a job, whose rendezvous files lie in `directory`: NCCL for a context on a GPU, else Gloo.
+// Throws EngineError.
+std::unique_ptr<Communicator> MakeWorld(const Context& context, const std::string& directory, int rank, int size,
+                                        double timeout_seconds);
 
 }  // namespace mbridge

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <fstream>
 
+#include "engine/core/device.h"
 #include "engine/train/throw_status.h"
 #include "engine/train/trainer.h"
 #include "mbridge/v1/config.pb.h"
@@ -61,12 +62,16 @@ v1::RankResult Train(const StandaloneOptions& options) {
   spec.set_load_checkpoint_path(options.load_checkpoint_path);
   spec.set_load_weights_only(options.load_weights_only);
 
-  const TrainingPlan plan = ValueOrThrow(MakeTrainingPlan(resolved));
+  TrainingPlan plan = ValueOrThrow(MakeTrainingPlan(resolved));
+  const bool cuda = options.device == "cuda" || (options.device == "auto" && HasDevice(DeviceType::kCuda));
+  plan.device = cuda ? DeviceType::kCuda : DeviceType::kCpu;
+  const Context context = DeviceOf(plan.device).MakeContext(kWorkspaceBytes);
   const RunIdentity identity = MakeRunIdentity(spec);
-  const auto world = MakeWorld(options.rendezvous_directory, options.rank, options.ranks, plan.collective_timeout_seconds);
+  const auto world =
+      MakeWorld(context, options.rendezvous_directory, options.rank, options.ranks, plan.collective_timeout_seconds);
   std::unique_ptr<TerminalSink> sink;
   if (options.rank == 0) sink = std::make_unique<TerminalSink>(options.metrics_path, resolved.config().logger().log_throughput());
-  Trainer trainer(plan, identity, world.get(), sink.get(), InstallStopHandler());
+  Trainer trainer(plan, context, identity, world.get(), sink.get(), InstallStopHandler());
   return trainer.Run();
 }
 

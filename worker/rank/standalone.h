@@ -14,6 +14,7 @@ struct StandaloneOptions {
   std::string checkpoint_directory;  // Empty: nothing is saved.
   std::string load_checkpoint_path;
   bool load_weights_only = false;
+  std::string device = "auto";  // cpu, cuda; auto: the device that this program was built for.
   int rank = 0;
   int ranks = 1;
   std::string rendezvous_directory;  // Shared by the ranks where ranks > 1.

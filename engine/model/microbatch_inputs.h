@@ -1,0 +1,50 @@
+// The arrays of a microbatch on the model's device. On the CPU they are used where the caller has them; on a GPU they are copied
+// through page-locked memory, so that the host can prepare the next microbatch at once.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+#include "engine/core/op.h"
+
+namespace mbridge {
+
+// Host arrays [micro_batch_size, seq_length], row-major. Labels and mask are null where only logits are wanted.
+struct HostMicrobatch {
+  const int32_t* tokens = nullptr;
+  const int32_t* labels = nullptr;
+  const float* loss_mask = nullptr;
+  const int32_t* position_ids = nullptr;
+};
+
+// The same arrays as tensors [b, s].
+struct DeviceMicrobatch {
+  Tensor tokens, labels, loss_mask, position_ids;
+};
+
+// Not thread-safe.
+class MicrobatchInputs {
+ public:
+  MicrobatchInputs() = default;
+  // Allocates for microbatches of [b, s]. Throws REASON_OUT_OF_MEMORY.
+  MicrobatchInputs(const Context& context, int64_t b, int64_t s);
+  // The tensors are valid until the next call (on a GPU: for work enqueued before it).
+  DeviceMicrobatch Upload(const HostMicrobatch& host);
+
+ private:
+  // Copies in flight before the host has to wait for the oldest.
+  static constexpr int kSlots = 4;
+  struct Slot {
+    std::shared_ptr<char> host;
+    void* copied = nullptr;  // Event.
+  };
+
+  Context context_;
+  int64_t b_ = 0, s_ = 0;
+  std::shared_ptr<void> memory_;
+  std::array<Slot, kSlots> slots_;
+  int64_t uploads_ = 0;
+};
+
+}  // namespace mbridge
