@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# The parts of tests/gpu/run.sh, run from an unpacked bundle. Each part prints a short verdict; the exit code counts failed parts.
+set -uo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+OUT="${OUT:-$here/results}"
+mkdir -p "$OUT"
+export PATH="$here/bin:$PATH" NCCL_NVLS_ENABLE=0
+libraries="$here/lib"
+# The cuDNN and NCCL of a PyTorch installation are often newer than the system's.
+for package in cudnn nccl; do
+  for folder in /opt/torch/.venv/lib/python3*/site-packages/nvidia/$package/lib; do
+    [ -d "$folder" ] && [ -z "${SYSTEM_CUDA:-}" ] && libraries="$folder:$libraries"
+  done
+done
+# Only for our programs: the machine's own must keep their libraries.
+run() { LD_LIBRARY_PATH="$libraries" "$@"; }
+failed=0
+verdict() { # verdict NAME STATUS
+  if [ "$2" -eq 0 ]; then echo "PASS $1"; else echo "FAIL $1 (exit $2)"; failed=$((failed + 1)); fi
+}
+
+service() {
+  [ -n "${MBCTL_SERVER:-}" ] && return
+  export MB_STATE_DIR="$here/state"
+  export MBCTL_SERVER="unix:$MB_STATE_DIR/coordinator.sock"
+  mkdir -p "$MB_STATE_DIR"
+  LD_LIBRARY_PATH="$libraries" setsid nohup mbcoordinator --state-dir "$MB_STATE_DIR" >"$OUT/coordinator.log" 2>&1 </dev/null &
+  for _ in $(seq 100); do run mbctl admin info >/dev/null 2>&1 && return; sleep 0.1; done
+  echo "the coordinator did not start"; tail -n 20 "$OUT/coordinator.log"
+}
+
+correlation=(model.num_layers=2 model.hidden_size=256 model.num_attention_heads=4 model.ffn_hidden_size=1024
+  model.seq_length=512 dataset.seq_length=512 train.train_iters=10 train.global_batch_size=32 train.micro_batch_size=4
+  validation.eval_interval=10 validation.eval_iters=2 optimizer.lr=3e-4 optimizer.min_lr=3e-5 rng.seed=1234 logger.log_interval=1)
+second=(model.num_layers=4 model.hidden_size=256 model.num_attention_heads=4 model.ffn_hidden_size=1024
+  model.seq_length=1024 dataset.seq_length=1024 train.train_iters=10 train.global_batch_size=16 train.micro_batch_size=2
+  validation.eval_interval=10 validation.eval_iters=2 scheduler.lr_warmup_iters=2 scheduler.lr_decay_iters=10 logger.log_interval=1)
+llama=(model.num_layers=4 model.hidden_size=256 model.num_attention_heads=8 model.num_query_groups=2 model.ffn_hidden_size=704
+  model.seq_length=512 model.normalization=RMSNorm model.position_embedding_type=rope model.rotary_base=500000
+  model.gated_linear_unit=true model.activation_func=silu model.add_bias_linear=false
+  model.share_embeddings_and_output_weights=false tokenizer.vocab_size=2047 train.train_iters=10 train.global_batch_size=16
+  train.micro_batch_size=4 validation.eval_interval=10 validation.eval_iters=2 optimizer.lr=3e-4 optimizer.min_lr=3e-5
+  rng.seed=1234 logger.log_interval=1)
+no_dropout=(model.hidden_dropout=0 model.attention_dropout=0)
+
+# compare ORACLE RANKS TOLERANCE OVERRIDE...: trains through coordinator and agent, then compares every iteration.
+compare() {
+  local oracle="$1" ranks="$2" tolerance="$3" status=0
+  shift 3
+  service
+  run mbctl submit --recipe vanilla_gpt_megatron_lm_config --device cuda --ranks "$ranks" --name "$oracle" --wait "$@" \
+    >"$OUT/$oracle.log" 2>&1 || status=$?
+  if [ "$status" -ne 0 ]; then
+    tail -n 8 "$OUT/$oracle.log"
+    run mbctl logs "$(run mbctl ps -a -o name --filter "run_name=$oracle" | head -n 1)" 2>&1 | tail -n 12
+  else
+    run mbctl compare "$(run mbctl ps -a -o name --filter "run_name=$oracle" | head -n 1)" "$here/losses.json:$oracle" \
+      --tolerance "$tolerance" 2>&1 | tee -a "$OUT/$oracle.log" | tail -n 16 || status=$?
+  fi
+  verdict "parity $oracle" "$status"
+}
+
+ops() {
+  for test in "$here"/tests/*_cuda_test; do
+    local name status=0
+    name="$(basename "$test")"
+    run "$test" >"$OUT/$name.log" 2>&1 || status=$?
+    grep -E "Failure|expected|is .*, expected|FAILED|PASSED|SKIPPED|error|terminate" "$OUT/$name.log" | head -n "${LINES_OF_FAILURE:-60}"
+    verdict "$name" "$status"
+  done
+}
+
+memcheck() {
+  for test in "$here"/tests/*_cuda_test; do
+    local status=0
+    run compute-sanitizer --error-exitcode 9 "$test" --gtest_filter='*Small*' >"$OUT/memcheck.log" 2>&1 || status=$?
+    tail -n 5 "$OUT/memcheck.log"
+    verdict "memcheck $(basename "$test")" "$status"
+  done
+}
+
+parity() {
+  compare seed1 1 1e-4 "${correlation[@]}" "${no_dropout[@]}"
+  compare seed1_default_dropout 1 1e-4 "${correlation[@]}"
+  compare llama_tiny 1 6e-4 "${llama[@]}" "${no_dropout[@]}"
+}
+
+parity2() {
+  compare seed1_dp2 2 1e-4 "${correlation[@]}" "${no_dropout[@]}"
+  local b=("${second[@]}" tokenizer.vocab_size=1024 optimizer.lr=1e-4 optimizer.min_lr=0 "${no_dropout[@]}")
+  compare seed2_dp2_distopt 2 1e-4 "${b[@]}" ddp.use_distributed_optimizer=true
+  compare seed2_tp2 2 2e-4 "${b[@]}" model.tensor_model_parallel_size=2
+  compare seed2_tp2_sp 2 2e-4 "${b[@]}" model.tensor_model_parallel_size=2 model.sequence_parallel=true
+}
+
+kernels() {
+  for bench in "$here"/tests/cuda_*_bench; do
+    local status=0
+    run "$bench" 2>&1 | tee "$OUT/$(basename "$bench").log" || status=$?
+    verdict "$(basename "$bench")" "$status"
+  done
+}
+
+# bench NAME RECIPE RANKS OVERRIDE...: tokens/s of a recipe, median of its iterations.
+bench() {
+  local name="$1" recipe="$2" status=0
+  shift 2
+  run mbrank-cuda train --recipe "$recipe" logger.log_interval=1 logger.log_throughput=true "$@" >"$OUT/bench-$name.log" 2>&1 || status=$?
+  grep -E "iteration|memory|GPU" "$OUT/bench-$name.log" | tail -n 3
+  [ "$status" -eq 0 ] || tail -n 6 "$OUT/bench-$name.log"
+  verdict "bench $name" "$status"
+}
+
+one_b=(train.train_iters=10 train.global_batch_size=8 train.micro_batch_size=1 model.seq_length=8192 dataset.seq_length=8192
+  validation.eval_iters=0 scheduler.lr_warmup_iters=1 scheduler.lr_decay_iters=10)
+
+train() {
+  bench 1b llama32_1b_pretrain_config "${one_b[@]}"
+  [ -f "$here/peer.py" ] && python3 "$here/peer.py" --model 1b --seq 8192 --mbs 1 --accum 8 --iters 10 2>&1 | tail -n 2
+}
+
+nvidia-smi --query-gpu=name,driver_version,clocks.sm,power.draw --format=csv,noheader
+for part in "$@"; do
+  begin=$SECONDS
+  "$part"
+  echo "== $part: $((SECONDS - begin)) s"
+done
+[ -z "${MBCTL_SERVER:-}" ] || run mbctl admin shutdown >/dev/null 2>&1
+echo "failed parts: $failed"
+exit "$failed"
