@@ -1,7 +1,11 @@
 #include "engine/model/gpt_config.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <cmath>
 #include <string_view>
+#include <utility>
 
 #include "engine/core/error.h"
 #include "engine/model/rotary_tables.h"
@@ -45,14 +49,49 @@ void ValidateRotary(const GptConfig& config) {
   RequireAbove("rope_high_freq_factor", config.rope_high_freq_factor, config.rope_low_freq_factor);
 }
 
+// One 0 or 1 for each layer, or nothing.
+void ValidateLayerPattern(std::string_view field, const std::vector<int64_t>& pattern, int64_t num_layers) {
+  const bool flags = std::all_of(pattern.begin(), pattern.end(), [](int64_t flag) { return flag == 0 || flag == 1; });
+  if (flags && (pattern.empty() || std::cmp_equal(pattern.size(), num_layers))) return;
+  throw EngineError(v1::REASON_INVALID_CONFIG, fmt::format("model.{} is [{}]: a 0 or 1 for each of the {} layers", field,
+                                                           fmt::join(pattern, ", "), num_layers));
+}
+
+void ValidateScales(const GptConfig& config) {
+  const auto at_least_zero = [](std::string_view field, double value) {
+    if (value < 0) throw EngineError(v1::REASON_INVALID_CONFIG, fmt::format("model.{} is {}: at least 0", field, value));
+  };
+  at_least_zero("softmax_scale", config.softmax_scale);
+  at_least_zero("attn_logit_softcapping", config.attn_logit_softcapping);
+  at_least_zero("final_logit_softcapping", config.final_logit_softcapping);
+  at_least_zero("rotary_base_local", config.rotary_base_local);
+  RequireAbove("embedding_multiplier", config.embedding_multiplier, 0.0);
+  RequireAbove("residual_multiplier", config.residual_multiplier, 0.0);
+  RequireAbove("logits_scaling", config.logits_scaling, 0.0);
+}
+
 [[noreturn]] void Unsupported(std::string_view what) {
   throw EngineError(v1::REASON_UNSUPPORTED_MODEL, fmt::format("this engine does not build {} yet", what));
 }
 
 }  // namespace
 
+int64_t AttentionWindowOf(const GptConfig& config, int64_t layer) {
+  const auto& pattern = config.window_attn_skip_freq;
+  return pattern.empty() || pattern[static_cast<size_t>(layer)] != 0 ? config.attention_window : 0;
+}
+
+bool HasRope(const GptConfig& config, int64_t layer) {
+  if (config.position_embedding != PositionKind::kRope) return false;
+  return config.no_rope_freq.empty() || config.no_rope_freq[static_cast<size_t>(layer)] == 0;
+}
+
+bool IsGated(ActivationKind kind) {
+  return kind == ActivationKind::kSwiGlu || kind == ActivationKind::kGeglu || kind == ActivationKind::kGegluTanh;
+}
+
 int64_t Fc1Width(const GptConfig& config) {
-  return config.activation == ActivationKind::kSwiGlu ? 2 * config.ffn_hidden_size : config.ffn_hidden_size;
+  return IsGated(config.activation) ? 2 * config.ffn_hidden_size : config.ffn_hidden_size;
 }
 
 double EmbeddingInitStd(const GptConfig& config) {
@@ -86,6 +125,9 @@ void ValidateGptConfig(const GptConfig& config) {
   }
   if (config.attention_window < 0) RequirePositive("window_size", config.attention_window);
   if (config.position_embedding == PositionKind::kRope) ValidateRotary(config);
+  ValidateLayerPattern("window_attn_skip_freq", config.window_attn_skip_freq, config.num_layers);
+  ValidateLayerPattern("no_rope_freq", config.no_rope_freq, config.num_layers);
+  ValidateScales(config);
   if (config.qk_layernorm && config.normalization != NormKind::kRmsNorm)
     Unsupported("query-key norms of another kind than RMSNorm");
 }

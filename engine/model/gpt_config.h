@@ -3,13 +3,15 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "engine/core/dtype.h"
 
 namespace mbridge {
 
 enum class NormKind : uint8_t { kLayerNorm, kRmsNorm };
-enum class ActivationKind : uint8_t { kGelu, kSwiGlu };
+// kGelu's form follows bias_activation_fusion, kGeluTanh is always the tanh approximation; GLU: gated by the activation.
+enum class ActivationKind : uint8_t { kGelu, kSwiGlu, kGeluTanh, kGeglu, kGegluTanh, kSquaredRelu };
 enum class PositionKind : uint8_t { kLearnedAbsolute, kRope, kNone };
 
 struct GptConfig {
@@ -31,14 +33,28 @@ struct GptConfig {
   ActivationKind activation = ActivationKind::kGelu;
   PositionKind position_embedding = PositionKind::kLearnedAbsolute;
   bool add_bias_linear = true;
-  bool add_qkv_bias = false;     // A bias of linear_qkv alone, where add_bias_linear is off.
-  bool qk_layernorm = false;     // Norm of each query and key head, before the rotation; with RMSNorm only.
-  int64_t attention_window = 0;  // Sliding window: keys that a query sees, its own included; 0: all before it.
-  bool tied_embeddings = true;   // share_embeddings_and_output_weights.
+  bool add_qkv_bias = false;                   // A bias of linear_qkv alone, where add_bias_linear is off.
+  bool qk_layernorm = false;                   // Norm of each query and key head, before the rotation; with RMSNorm only.
+  bool qk_norm_over_projection = false;        // qk_layernorm spans all queries, and all keys, of a token instead of each head.
+  bool pre_layernorm = true;                   // Norms before attention and MLP.
+  bool post_layernorm = false;                 // Norms of what attention and MLP add to the residual stream.
+  bool layernorm_zero_centered_gamma = false;  // Norm weights are stored minus one.
+  int64_t attention_window = 0;                // Sliding window: keys that a query sees, its own included; 0: all before it.
+  std::vector<int64_t> window_attn_skip_freq;  // By layer, 1: attention_window applies, 0: not; empty: it does everywhere.
+  std::vector<int64_t> no_rope_freq;           // By layer, 1: no rotary positions; empty: everywhere.
+  double softmax_scale = 0;                    // Of the attention scores; 0: 1 / sqrt(kv_channels).
+  double attn_logit_softcapping = 0;           // Scores s become cap tanh(s / cap); 0: not.
+  double final_logit_softcapping = 0;          // So do logits.
+  double embedding_multiplier = 1;             // Of the embeddings; rounded to the model dtype.
+  double residual_multiplier = 1;              // Of what attention and MLP add to the residual stream.
+  double logits_scaling = 1;                   // Logits are divided by it, before the soft cap.
+  bool tied_embeddings = true;                 // share_embeddings_and_output_weights.
   double layernorm_epsilon = 1e-5;
 
   // Rotary positions (kRope).
   double rotary_base = 10000;
+  double rotary_base_local = 0;             // Of the layers with a window, without any scaling; 0: rotary_base.
+  bool rotary_interleaved = false;          // Pairs of neighbours are turned instead of halves of the head.
   double rotary_percent = 1.0;              // (0, 1]: share of a head that is turned.
   double seq_len_interpolation_factor = 0;  // Positions are divided by it; 0: not.
   bool rope_scaling = false;                // Llama 3's scaling of the frequencies, by the next four.
@@ -66,6 +82,14 @@ struct GptConfig {
   bool cross_entropy_loss_fusion =
       false;  // On: logit gradients are rounded to BF16 in every model dtype, as the fused kernel does.
 };
+
+// Keys that a query of a layer (counted from 0) sees; 0: all before it.
+int64_t AttentionWindowOf(const GptConfig& config, int64_t layer);
+
+// Whether a layer turns its queries and keys.
+bool HasRope(const GptConfig& config, int64_t layer);
+
+bool IsGated(ActivationKind kind);
 
 // Width of the first MLP layer: gate and linear half of a gated activation.
 int64_t Fc1Width(const GptConfig& config);

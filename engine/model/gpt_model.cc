@@ -18,6 +18,7 @@
 #include "engine/ops/embedding.h"
 #include "engine/ops/gemm.h"
 #include "engine/ops/gradient_sums.h"
+#include "engine/ops/scale.h"
 
 namespace mbridge {
 namespace {
@@ -44,6 +45,7 @@ struct Activations {
   Tensor gradient;                                    // [s, b, h]: of the residual stream.
   Tensor touched_words, touched_positions, gathered;  // Of EmbeddingBackward.
   Tensor rotary_cosine, rotary_sine;                  // [s, RotaryWidth / 2], with rotary positions.
+  Tensor rotary_local_cosine, rotary_local_sine;      // The same, with rotary_base_local.
   LayerScratch layer_scratch;
   OutputHeadScratch head;
 
@@ -69,6 +71,10 @@ struct Activations {
     if (c.position_embedding == PositionKind::kRope) {
       a.rotary_cosine = arena->Allocate(DType::kF32, {s, RotaryWidth(c) / 2});
       a.rotary_sine = arena->Allocate(DType::kF32, {s, RotaryWidth(c) / 2});
+      if (c.rotary_base_local > 0) {
+        a.rotary_local_cosine = arena->Allocate(DType::kF32, {s, RotaryWidth(c) / 2});
+        a.rotary_local_sine = arena->Allocate(DType::kF32, {s, RotaryWidth(c) / 2});
+      }
     }
     a.gathered = arena->Allocate(DType::kF32, {s * b, h});
     a.layer_scratch = LayerScratch::Allocate(arena, step, omp_get_max_threads());
@@ -111,8 +117,10 @@ struct GptModel::Impl {
     return store->Add(std::move(spec));
   }
 
+  InitRule GammaRule() const { return {InitRule::Kind::kConstant, config.layernorm_zero_centered_gamma ? 0.0f : 1.0f}; }
+
   Norm DeclareNorm(ParameterStore* store, const std::string& name) {
-    const int gamma = Declare(store, name + ".weight", {config.hidden_size}, {InitRule::Kind::kConstant, 1.0f}, true);
+    const int gamma = Declare(store, name + ".weight", {config.hidden_size}, GammaRule(), true);
     if (config.normalization == NormKind::kRmsNorm) return {.gamma = gamma};
     return {.gamma = gamma, .beta = Declare(store, name + ".bias", {config.hidden_size}, {}, true)};
   }
@@ -125,22 +133,27 @@ struct GptModel::Impl {
     return linear;
   }
 
-  LayerParameters DeclareLayer(ParameterStore* store, const std::string& prefix) {
+  LayerParameters DeclareLayer(ParameterStore* store, int64_t layer) {
+    const std::string prefix = fmt::format("decoder.layers.{}.", layer);
     const GptConfig& c = config;
     const int64_t q = c.num_attention_heads * c.kv_channels, kv = c.num_query_groups * c.kv_channels;
     LayerParameters p;
-    p.input_norm = DeclareNorm(store, prefix + "input_layernorm");
+    p.layer = layer;
+    if (c.pre_layernorm) p.input_norm = DeclareNorm(store, prefix + "input_layernorm");
     p.proj = DeclareLinear(store, prefix + "self_attention.linear_proj", c.hidden_size, q, OutputInitStd(c), true);
+    if (c.post_layernorm) p.attention_post_norm = DeclareNorm(store, prefix + "self_attention.linear_proj.post_layernorm");
     p.qkv = DeclareLinear(store, prefix + "self_attention.linear_qkv", q + 2 * kv, c.hidden_size, c.init_method_std, false,
                           c.add_qkv_bias);
     if (c.qk_layernorm) {
-      const InitRule ones{InitRule::Kind::kConstant, 1.0f};
-      p.query_gamma = Declare(store, prefix + "self_attention.q_layernorm.weight", {c.kv_channels}, ones, true);
-      p.key_gamma = Declare(store, prefix + "self_attention.k_layernorm.weight", {c.kv_channels}, ones, true);
+      const bool whole = c.qk_norm_over_projection;
+      p.query_gamma =
+          Declare(store, prefix + "self_attention.q_layernorm.weight", {whole ? q : c.kv_channels}, GammaRule(), true);
+      p.key_gamma = Declare(store, prefix + "self_attention.k_layernorm.weight", {whole ? kv : c.kv_channels}, GammaRule(), true);
     }
-    p.mlp_norm = DeclareNorm(store, prefix + "pre_mlp_layernorm");
+    if (c.pre_layernorm) p.mlp_norm = DeclareNorm(store, prefix + "pre_mlp_layernorm");
     p.fc1 = DeclareLinear(store, prefix + "mlp.linear_fc1", Fc1Width(c), c.hidden_size, c.init_method_std, false);
     p.fc2 = DeclareLinear(store, prefix + "mlp.linear_fc2", c.hidden_size, c.ffn_hidden_size, OutputInitStd(c), true);
+    if (c.post_layernorm) p.mlp_post_norm = DeclareNorm(store, prefix + "mlp.linear_fc2.post_layernorm");
     return p;
   }
 
@@ -153,15 +166,27 @@ struct GptModel::Impl {
             .micro_batch_size = micro_batch_size,
             .rotary_cosine = activations.rotary_cosine,
             .rotary_sine = activations.rotary_sine,
+            .rotary_local_cosine = activations.rotary_local_cosine,
+            .rotary_local_sine = activations.rotary_local_sine,
             .streams = streams};
   }
 
+  void ScaleEmbeddings(const Step& step, const Tensor& x) const;
   void Forward(const Step& step, const Batch& batch);
   void Backward(const Step& step, const Batch& batch);
   LossSum SetTargets(const Step& step, const Batch& batch, float grad_scale);
   LossSum SumLosses(const Batch& batch, LossSum sum) const;
   void CheckBatch(const Batch& batch) const;
 };
+
+// Embeddings after their dropout, or their gradient, times embedding_multiplier.
+void GptModel::Impl::ScaleEmbeddings(const Step& step, const Tensor& x) const {
+  if (config.embedding_multiplier == 1.0) return;
+  auto factor = static_cast<float>(config.embedding_multiplier);
+  const Tensor view{&factor, DType::kF32, DeviceType::kCpu, {1}};
+  Convert({}, view, step.precision, view);
+  Scale(step.context, x, factor, step.precision, x);
+}
 
 // Embedding, layers, final norm.
 void GptModel::Impl::Forward(const Step& step, const Batch& batch) {
@@ -176,6 +201,7 @@ void GptModel::Impl::Forward(const Step& step, const Batch& batch) {
   EmbeddingForward(step.context, ViewOf(batch.tokens, b, s), ViewOf(batch.position_ids, b, s), weights.value(word_table),
                    position_table < 0 ? Tensor() : weights.value(position_table), keep, config.hidden_dropout, step.precision,
                    a.layers[0].input);
+  ScaleEmbeddings(step, a.layers[0].input);
   for (size_t i = 0; i < layers.size(); ++i) {
     const Tensor& output = i + 1 < layers.size() ? a.layers[i + 1].input : a.last_hidden;
     TransformerLayerForward(step, layers[i], weights, a.layer_scratch, &a.layers[i], output);
@@ -193,6 +219,7 @@ void GptModel::Impl::Backward(const Step& step, const Batch& batch) {
   for (size_t i = layers.size(); i-- > 0;) {
     TransformerLayerBackward(step, layers[i], weights, a.layer_scratch, a.layers[i], a.gradient);
   }
+  ScaleEmbeddings(step, a.gradient);
   if (config.hidden_dropout > 0.0) {
     Dropout(step.context, a.gradient, a.embedding_keep, config.hidden_dropout, step.precision, a.gradient);
   }
@@ -276,7 +303,7 @@ void GptModel::DeclareParameters(ParameterStore* store) {
                                  {InitRule::Kind::kCpuEmbedding, embedding_std});
   }
   for (int64_t i = 0; i < c.num_layers; ++i) {
-    m.layers.push_back(m.DeclareLayer(store, fmt::format("decoder.layers.{}.", i)));
+    m.layers.push_back(m.DeclareLayer(store, i));
   }
   m.final_norm = m.DeclareNorm(store, "decoder.final_layernorm");
   m.output_table = c.tied_embeddings ? m.word_table
@@ -301,6 +328,9 @@ void GptModel::Prepare(const ParameterStore& store, int micro_batch_size) {
   m.activations = Activations::Allocate(&m.arena, m.StepFor(nullptr));
   if (!m.activations.rotary_cosine.empty()) {
     FillRotaryTables(m.config, m.activations.rotary_cosine, m.activations.rotary_sine);
+    if (m.config.rotary_base_local > 0) {
+      FillRotaryTables(LocalRotaryConfig(m.config), m.activations.rotary_local_cosine, m.activations.rotary_local_sine);
+    }
   }
   for (const Tensor& touched : {m.activations.touched_words, m.activations.touched_positions}) {
     std::fill_n(touched.as<int32_t>(), touched.size(), -1);
@@ -344,6 +374,8 @@ void GptModel::Logits(const int32_t* tokens, const int32_t* position_ids, const 
   Gemm(step.context, AsMatrix(m.activations.normed), AsMatrix(m.weights.value(m.output_table)), AsMatrix(logits),
        {.transpose_b = true});
   Convert(step.context, logits, step.precision, logits);
+  const LogitTransform transform = LogitTransformOf(m.config);
+  if (!transform.identity()) TransformLogits(step.context, AsMatrix(logits), transform, step.precision);
 }
 
 const GptConfig& GptModel::config() const { return impl_->config; }

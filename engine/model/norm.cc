@@ -5,6 +5,12 @@
 
 namespace mbridge {
 
+NormOptions NormOptionsOf(const Step& step) {
+  return {.epsilon = static_cast<float>(step.config->layernorm_epsilon),
+          .gamma_offset = step.config->layernorm_zero_centered_gamma ? 1.0f : 0.0f,
+          .precision = step.precision};
+}
+
 NormRecord NormRecord::Allocate(Arena* arena, const Step& step) {
   const Shape rows{step.seq_length * step.micro_batch_size};
   NormRecord record;
@@ -14,11 +20,10 @@ NormRecord NormRecord::Allocate(Arena* arena, const Step& step) {
 }
 
 void Norm::Forward(const Step& step, const Weights& weights, const Tensor& x, const NormRecord& record, const Tensor& y) const {
-  const auto epsilon = static_cast<float>(step.config->layernorm_epsilon);
   if (step.config->normalization == NormKind::kRmsNorm) {
-    RmsNormForward(step.context, x, weights.value(gamma), epsilon, step.precision, y, record.rstd);
+    RmsNormForward(step.context, x, weights.value(gamma), NormOptionsOf(step), y, record.rstd);
   } else {
-    LayerNormForward(step.context, x, weights.value(gamma), weights.value(beta), epsilon, step.precision, y, record.mean,
+    LayerNormForward(step.context, x, weights.value(gamma), weights.value(beta), NormOptionsOf(step), y, record.mean,
                      record.rstd);
   }
 }
@@ -26,10 +31,10 @@ void Norm::Forward(const Step& step, const Weights& weights, const Tensor& x, co
 void Norm::Backward(const Step& step, const Weights& weights, const Tensor& dy, const Tensor& x, const NormRecord& record,
                     const Tensor& residual, const Tensor& dx) const {
   if (step.config->normalization == NormKind::kRmsNorm) {
-    RmsNormBackward(step.context, dy, x, weights.value(gamma), record.rstd, residual, step.precision, dx,
+    RmsNormBackward(step.context, dy, x, weights.value(gamma), record.rstd, residual, NormOptionsOf(step), dx,
                     weights.main_grad(gamma));
   } else {
-    LayerNormBackward(step.context, dy, x, weights.value(gamma), record.mean, record.rstd, residual, step.precision, dx,
+    LayerNormBackward(step.context, dy, x, weights.value(gamma), record.mean, record.rstd, residual, NormOptionsOf(step), dx,
                       weights.main_grad(gamma), weights.main_grad(beta));
   }
 }

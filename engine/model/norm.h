@@ -4,8 +4,12 @@
 #include "engine/core/arena.h"
 #include "engine/model/step.h"
 #include "engine/model/weights.h"
+#include "engine/ops/norm_options.h"
 
 namespace mbridge {
+
+// Epsilon, offset of gamma and precision of the model's norms.
+NormOptions NormOptionsOf(const Step& step);
 
 // What a norm's backward needs.
 struct NormRecord {

@@ -33,6 +33,11 @@ Block BlockOf(const OutputHeadScratch& scratch, const Tensor& hidden, int64_t fi
 
 }  // namespace
 
+LogitTransform LogitTransformOf(const GptConfig& config) {
+  return {.scale = static_cast<float>(1.0 / config.logits_scaling),
+          .soft_cap = static_cast<float>(config.final_logit_softcapping)};
+}
+
 OutputHeadScratch OutputHeadScratch::Allocate(Arena* arena, const Step& step) {
   const GptConfig& c = *step.config;
   const int64_t tokens = step.seq_length * step.micro_batch_size, block = std::min(tokens, kTokenBlock);
@@ -54,6 +59,7 @@ void OutputHeadRun(const Step& step, const Tensor& hidden, const Tensor& table, 
   const int64_t tokens = step.seq_length * step.micro_batch_size, vocabulary = table.shape[0];
   const Matrix rows = AsMatrix(table), weight_grad = AsMatrix(scratch.weight_grad);
   const DType gradient_precision = step.config->cross_entropy_loss_fusion ? DType::kBF16 : step.precision;
+  const LogitTransform transform = LogitTransformOf(*step.config);
   for (int64_t first = 0; first < tokens; first += kTokenBlock) {
     const Block block = BlockOf(scratch, hidden, first, std::min(kTokenBlock, tokens - first));
     const auto for_each_tile = [&](auto&& body) {
@@ -65,6 +71,7 @@ void OutputHeadRun(const Step& step, const Tensor& hidden, const Tensor& table, 
     CrossEntropyBegin(context, block.state);
     for_each_tile([&](int64_t begin, int64_t count, const Matrix& tile, const Matrix& words) {
       Gemm(context, block.hidden, words, tile, {.transpose_b = true});
+      if (!transform.identity()) TransformLogits(context, tile, transform, step.precision);
       CrossEntropyFold(context, block.tile, begin, count, block.labels, step.precision, block.state,
                        step.training() ? block.logits : Tensor());
     });
@@ -73,6 +80,9 @@ void OutputHeadRun(const Step& step, const Tensor& hidden, const Tensor& table, 
     for_each_tile([&](int64_t begin, int64_t count, const Matrix& tile, const Matrix& words) {
       CrossEntropyGradient(context, block.logits, begin, count, block.labels, block.weight, block.state, gradient_precision,
                            block.tile);
+      if (!transform.identity()) {
+        TransformLogitsBackward(context, ColumnsOf(AsMatrix(block.logits), begin, count), transform, gradient_precision, tile);
+      }
       Gemm(context, tile, words, block.input_grad, {.accumulate = begin > 0});
       Gemm(context, tile, block.hidden, RowsOf(weight_grad, begin, count), {.transpose_a = true, .accumulate = first > 0});
     });

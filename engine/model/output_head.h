@@ -4,9 +4,13 @@
 
 #include "engine/core/arena.h"
 #include "engine/model/step.h"
+#include "engine/ops/logit_transform.h"
 #include "engine/ops/vocab_cross_entropy.h"
 
 namespace mbridge {
+
+// What the config does to logits.
+LogitTransform LogitTransformOf(const GptConfig& config);
 
 struct OutputHeadScratch {
   CrossEntropyState state;  // [block].

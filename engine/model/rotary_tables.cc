@@ -50,4 +50,11 @@ void FillRotaryTables(const GptConfig& config, const Tensor& cosine, const Tenso
   for (const Tensor& table : {cosine, sine}) Convert({}, table, config.dtype, table);
 }
 
+GptConfig LocalRotaryConfig(GptConfig config) {
+  config.rotary_base = config.rotary_base_local;
+  config.rope_scaling = false;
+  config.seq_len_interpolation_factor = 0;
+  return config;
+}
+
 }  // namespace mbridge

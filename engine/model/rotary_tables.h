@@ -21,4 +21,7 @@ std::vector<float> RotaryFrequencies(const GptConfig& config);
 // rounded to the model dtype.
 void FillRotaryTables(const GptConfig& config, const Tensor& cosine, const Tensor& sine);
 
+// The config that gives the tables of rotary_base_local.
+GptConfig LocalRotaryConfig(GptConfig config);
+
 }  // namespace mbridge

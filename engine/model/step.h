@@ -14,8 +14,9 @@ struct Step {
   DType storage = DType::kF32;    // Dtype of activations; F32 also holds BF16 and F16 values (engine/ops/cpu/precision.h).
   int64_t seq_length = 0;
   int64_t micro_batch_size = 0;
-  Tensor rotary_cosine, rotary_sine;  // FillRotaryTables; empty without rotary positions.
-  RngStreams* streams = nullptr;      // Null in evaluation: no dropout, nothing is kept for backward.
+  Tensor rotary_cosine, rotary_sine;              // FillRotaryTables; empty without rotary positions.
+  Tensor rotary_local_cosine, rotary_local_sine;  // Of rotary_base_local, for the layers with a window; else empty.
+  RngStreams* streams = nullptr;                  // Null in evaluation: no dropout, nothing is kept for backward.
 
   bool training() const { return streams != nullptr; }
 };

@@ -8,9 +8,12 @@
 #include "engine/ops/bias_gelu.h"
 #include "engine/ops/convert.h"
 #include "engine/ops/dropout.h"
+#include "engine/ops/geglu.h"
 #include "engine/ops/gradient_sums.h"
 #include "engine/ops/rms_norm.h"
 #include "engine/ops/rotary.h"
+#include "engine/ops/scale.h"
+#include "engine/ops/squared_relu.h"
 #include "engine/ops/swiglu.h"
 
 namespace mbridge {
@@ -24,7 +27,11 @@ Tensor BiasGradOf(const Weights& weights, const Linear& linear) {
 }
 
 DropoutKind HiddenDropoutKind(const GptConfig& c) { return c.bias_dropout_fusion ? DropoutKind::kCompiled : DropoutKind::kEager; }
-GeluKind GeluKindOf(const GptConfig& c) { return c.bias_activation_fusion ? GeluKind::kTanhFused : GeluKind::kErf; }
+GeluKind GeluKindOf(const GptConfig& c) {
+  if (c.bias_activation_fusion) return GeluKind::kTanhFused;
+  const bool tanh = c.activation == ActivationKind::kGeluTanh || c.activation == ActivationKind::kGegluTanh;
+  return tanh ? GeluKind::kTanh : GeluKind::kErf;
+}
 SwiGluKind SwiGluKindOf(const GptConfig& c) { return c.bias_activation_fusion ? SwiGluKind::kFused : SwiGluKind::kEager; }
 
 std::span<uint8_t> BytesOf(const Tensor& keep) { return {keep.as<uint8_t>(), static_cast<size_t>(keep.size())}; }
@@ -52,38 +59,54 @@ Tensor DrawAttentionMask(const Step& step, const Tensor& keep) {
 
 QkvLayout LayoutOf(const GptConfig& c) { return {c.num_attention_heads, c.num_query_groups, c.kv_channels}; }
 
+QkNormOptions QkNormOptionsOf(const Step& step) {
+  const GptConfig& c = *step.config;
+  const QkNormScope scope = c.qk_norm_over_projection ? QkNormScope::kProjection : QkNormScope::kHead;
+  return {.layout = LayoutOf(c), .scope = scope, .norm = NormOptionsOf(step)};
+}
+
+// Turns the queries and keys of a layer, or gradients back.
+void Turn(const Step& step, int64_t layer, const Tensor& qkv, RotaryDirection direction) {
+  const GptConfig& c = *step.config;
+  if (!HasRope(c, layer)) return;
+  const bool local = c.rotary_base_local > 0 && AttentionWindowOf(c, layer) > 0;
+  Rotary(step.context, qkv, local ? step.rotary_local_cosine : step.rotary_cosine,
+         local ? step.rotary_local_sine : step.rotary_sine, LayoutOf(c),
+         c.rotary_interleaved ? RotaryPairs::kInterleaved : RotaryPairs::kHalves, direction, step.precision);
+}
+
 // record->qkv from record->projected.
 void PrepareHeads(const Step& step, const LayerParameters& p, const Weights& weights, const LayerRecord& r) {
-  const GptConfig& c = *step.config;
-  if (c.qk_layernorm) {
-    QkNormForward(step.context, r.projected, weights.value(p.query_gamma), weights.value(p.key_gamma), LayoutOf(c),
-                  static_cast<float>(c.layernorm_epsilon), step.precision, r.qkv, r.qk_rstd);
+  if (step.config->qk_layernorm) {
+    QkNormForward(step.context, r.projected, weights.value(p.query_gamma), weights.value(p.key_gamma), QkNormOptionsOf(step),
+                  r.qkv, r.qk_rstd);
   }
-  if (c.position_embedding == PositionKind::kRope) {
-    Rotary(step.context, r.qkv, step.rotary_cosine, step.rotary_sine, LayoutOf(c), RotaryDirection::kForward, step.precision);
-  }
+  Turn(step, p.layer, r.qkv, RotaryDirection::kForward);
 }
 
 // d_qkv: of record.qkv on entry, of record.projected on return.
 void PrepareHeadsBackward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerRecord& r,
                           const Tensor& d_qkv) {
-  const GptConfig& c = *step.config;
-  if (c.position_embedding == PositionKind::kRope) {
-    Rotary(step.context, d_qkv, step.rotary_cosine, step.rotary_sine, LayoutOf(c), RotaryDirection::kBackward, step.precision);
-  }
-  if (c.qk_layernorm) {
+  Turn(step, p.layer, d_qkv, RotaryDirection::kBackward);
+  if (step.config->qk_layernorm) {
     QkNormBackward(step.context, d_qkv, r.projected, weights.value(p.query_gamma), weights.value(p.key_gamma), r.qk_rstd,
-                   LayoutOf(c), step.precision, weights.main_grad(p.query_gamma), weights.main_grad(p.key_gamma));
+                   QkNormOptionsOf(step), weights.main_grad(p.query_gamma), weights.main_grad(p.key_gamma));
   }
 }
 
 void ActivationForward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerRecord& r) {
   const GptConfig& c = *step.config;
   const Tensor bias = BiasOf(weights, p.fc1);
-  if (c.activation == ActivationKind::kSwiGlu) {
-    SwiGluForward(step.context, r.fc1_output, bias, SwiGluKindOf(c), step.precision, r.activated);
-  } else {
-    BiasGeluForward(step.context, r.fc1_output, bias, GeluKindOf(c), step.precision, r.activated);
+  switch (c.activation) {
+    case ActivationKind::kSwiGlu:
+      return SwiGluForward(step.context, r.fc1_output, bias, SwiGluKindOf(c), step.precision, r.activated);
+    case ActivationKind::kGeglu:
+    case ActivationKind::kGegluTanh:
+      return GegluForward(step.context, r.fc1_output, bias, GeluKindOf(c), step.precision, r.activated);
+    case ActivationKind::kSquaredRelu: return SquaredReluForward(step.context, r.fc1_output, bias, step.precision, r.activated);
+    case ActivationKind::kGelu:
+    case ActivationKind::kGeluTanh:
+      return BiasGeluForward(step.context, r.fc1_output, bias, GeluKindOf(c), step.precision, r.activated);
   }
 }
 
@@ -91,85 +114,146 @@ void ActivationForward(const Step& step, const LayerParameters& p, const Weights
 void ActivationBackward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerRecord& r,
                         const LayerScratch& scratch) {
   const GptConfig& c = *step.config;
-  const Tensor bias = BiasOf(weights, p.fc1);
-  if (c.activation == ActivationKind::kSwiGlu) {
-    SwiGluBackward(step.context, scratch.d_activated, r.fc1_output, bias, SwiGluKindOf(c), step.precision, scratch.d_fc1);
-  } else {
-    BiasGeluBackward(step.context, scratch.d_activated, r.fc1_output, bias, GeluKindOf(c), step.precision, scratch.d_fc1);
+  const Tensor bias = BiasOf(weights, p.fc1), &dy = scratch.d_activated, &dx = scratch.d_fc1;
+  switch (c.activation) {
+    case ActivationKind::kSwiGlu:
+      return SwiGluBackward(step.context, dy, r.fc1_output, bias, SwiGluKindOf(c), step.precision, dx);
+    case ActivationKind::kGeglu:
+    case ActivationKind::kGegluTanh:
+      return GegluBackward(step.context, dy, r.fc1_output, bias, GeluKindOf(c), step.precision, dx);
+    case ActivationKind::kSquaredRelu: return SquaredReluBackward(step.context, dy, r.fc1_output, bias, step.precision, dx);
+    case ActivationKind::kGelu:
+    case ActivationKind::kGeluTanh:
+      return BiasGeluBackward(step.context, dy, r.fc1_output, bias, GeluKindOf(c), step.precision, dx);
   }
 }
 
+// The end of a block: its last layer, and what is added to the residual stream.
+struct BlockEnd {
+  const Linear& linear;
+  const Norm& post_norm;
+  const NormRecord& post_record;
+  const Tensor& input;   // Of the linear layer.
+  const Tensor& output;  // Of the linear layer with its bias, kept for the post norm's backward; empty without post norm.
+  const Tensor& keep;    // Dropout mask; empty without dropout.
+};
+
+BlockEnd AttentionEnd(const LayerParameters& p, const LayerRecord& r) {
+  return {p.proj, p.attention_post_norm, r.attention_post_norm, r.context, r.attention_output, r.proj_keep};
+}
+BlockEnd MlpEnd(const LayerParameters& p, const LayerRecord& r) {
+  return {p.fc2, p.mlp_post_norm, r.mlp_post_norm, r.activated, r.mlp_output, r.fc2_keep};
+}
+
+// x = round(x + bias) for the output of a layer.
+void FinishLinear(const Step& step, const Weights& weights, const Linear& linear, const Tensor& x) {
+  if (linear.bias >= 0) {
+    BiasAdd(step.context, x, BiasOf(weights, linear), step.precision);
+  } else {
+    Convert(step.context, x, step.precision, x);
+  }
+}
+
+// output = residual + dropout(multiplier post_norm(input W^T + bias)).
+void BlockEndForward(const Step& step, const BlockEnd& end, const Weights& weights, const LayerScratch& scratch,
+                     const Tensor& residual, const Tensor& output) {
+  const GptConfig& c = *step.config;
+  const Tensor& product = c.post_layernorm ? end.output : scratch.hidden_a;
+  end.linear.Forward(step, weights, end.input, product);
+  const bool bias_apart = c.post_layernorm || c.residual_multiplier != 1.0;
+  if (bias_apart) FinishLinear(step, weights, end.linear, product);
+  if (c.post_layernorm) end.post_norm.Forward(step, weights, product, end.post_record, scratch.hidden_a);
+  if (c.residual_multiplier != 1.0) {
+    Scale(step.context, scratch.hidden_a, static_cast<float>(c.residual_multiplier), step.precision, scratch.hidden_a);
+  }
+  BiasDropoutAddForward(step.context, scratch.hidden_a, bias_apart ? Tensor() : BiasOf(weights, end.linear), residual,
+                        DrawHiddenMask(step, end.keep), c.hidden_dropout, HiddenDropoutKind(c), step.precision, output);
+}
+
+// d_input from the residual stream's gradient. Uses scratch.hidden_a.
+void BlockEndBackward(const Step& step, const BlockEnd& end, const Weights& weights, const LayerScratch& scratch,
+                      const Tensor& gradient, const Tensor& d_input) {
+  const GptConfig& c = *step.config;
+  const Tensor keep = c.hidden_dropout == 0.0 ? Tensor() : end.keep, &d_output = scratch.hidden_a;
+  const Tensor bias_grad = BiasGradOf(weights, end.linear);
+  const bool bias_apart = c.post_layernorm || c.residual_multiplier != 1.0;
+  BiasDropoutAddBackward(step.context, gradient, keep, c.hidden_dropout, HiddenDropoutKind(c), step.precision, d_output,
+                         bias_apart ? Tensor() : bias_grad);
+  if (c.residual_multiplier != 1.0)
+    Scale(step.context, d_output, static_cast<float>(c.residual_multiplier), step.precision, d_output);
+  if (c.post_layernorm) end.post_norm.Backward(step, weights, d_output, end.output, end.post_record, {}, d_output);
+  if (bias_apart && !bias_grad.empty()) AddColumnSums(step.context, d_output, step.precision, bias_grad);
+  end.linear.Backward(step, weights, d_output, end.input, d_input, scratch.weight_grad);
+}
+
+// The gradient of a block's input joins that of the residual stream. d_input: of the norm's output, or without norm of its input.
+void JoinGradient(const Step& step, const Norm& norm, const Weights& weights, const Tensor& d_input, const Tensor& x,
+                  const NormRecord& record, const Tensor& gradient) {
+  if (step.config->pre_layernorm) return norm.Backward(step, weights, d_input, x, record, gradient, gradient);
+  BiasDropoutAddForward(step.context, d_input, {}, gradient, {}, 0.0, DropoutKind::kEager, step.precision, gradient);
+}
+
+const Tensor& AttentionInput(const Step& step, const LayerRecord& r) {
+  return step.config->pre_layernorm ? r.normed_input : r.input;
+}
+const Tensor& MlpInput(const Step& step, const LayerRecord& r) { return step.config->pre_layernorm ? r.normed_middle : r.middle; }
+
 void AttentionBlockForward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
                            LayerRecord* r) {
-  const GptConfig& c = *step.config;
-  p.input_norm.Forward(step, weights, r->input, r->input_norm, r->normed_input);
-  p.qkv.Forward(step, weights, r->normed_input, r->projected);
-  if (p.qkv.bias >= 0) {
-    BiasAdd(step.context, r->projected, BiasOf(weights, p.qkv), step.precision);
-  } else {
-    Convert(step.context, r->projected, step.precision, r->projected);
-  }
+  if (step.config->pre_layernorm) p.input_norm.Forward(step, weights, r->input, r->input_norm, r->normed_input);
+  p.qkv.Forward(step, weights, AttentionInput(step, *r), r->projected);
+  FinishLinear(step, weights, p.qkv, r->projected);
   PrepareHeads(step, p, weights, *r);
   const Tensor keep = DrawAttentionMask(step, r->attention_keep);
-  AttentionForward(step.context, r->qkv, keep, AttentionOptionsOf(step), step.training() ? r->probabilities : Tensor(),
+  AttentionForward(step.context, r->qkv, keep, AttentionOptionsOf(step, p.layer), step.training() ? r->probabilities : Tensor(),
                    r->context, scratch.attention);
-  p.proj.Forward(step, weights, r->context, scratch.hidden_a);
-  BiasDropoutAddForward(step.context, scratch.hidden_a, BiasOf(weights, p.proj), r->input, DrawHiddenMask(step, r->proj_keep),
-                        c.hidden_dropout, HiddenDropoutKind(c), step.precision, r->middle);
+  BlockEndForward(step, AttentionEnd(p, *r), weights, scratch, r->input, r->middle);
 }
 
 void MlpBlockForward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
                      LayerRecord* r, const Tensor& output) {
-  const GptConfig& c = *step.config;
-  p.mlp_norm.Forward(step, weights, r->middle, r->mlp_norm, r->normed_middle);
-  p.fc1.Forward(step, weights, r->normed_middle, r->fc1_output);
+  if (step.config->pre_layernorm) p.mlp_norm.Forward(step, weights, r->middle, r->mlp_norm, r->normed_middle);
+  p.fc1.Forward(step, weights, MlpInput(step, *r), r->fc1_output);
   ActivationForward(step, p, weights, *r);
-  p.fc2.Forward(step, weights, r->activated, scratch.hidden_a);
-  BiasDropoutAddForward(step.context, scratch.hidden_a, BiasOf(weights, p.fc2), r->middle, DrawHiddenMask(step, r->fc2_keep),
-                        c.hidden_dropout, HiddenDropoutKind(c), step.precision, output);
+  BlockEndForward(step, MlpEnd(p, *r), weights, scratch, r->middle, output);
 }
 
 void MlpBlockBackward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
                       const LayerRecord& r, const Tensor& gradient) {
-  const GptConfig& c = *step.config;
-  const Tensor keep = c.hidden_dropout == 0.0 ? Tensor() : r.fc2_keep;
-  BiasDropoutAddBackward(step.context, gradient, keep, c.hidden_dropout, HiddenDropoutKind(c), step.precision, scratch.hidden_a,
-                         BiasGradOf(weights, p.fc2));
-  p.fc2.Backward(step, weights, scratch.hidden_a, r.activated, scratch.d_activated, scratch.weight_grad);
+  BlockEndBackward(step, MlpEnd(p, r), weights, scratch, gradient, scratch.d_activated);
   ActivationBackward(step, p, weights, r, scratch);
   if (p.fc1.bias >= 0) AddColumnSums(step.context, scratch.d_fc1, step.precision, BiasGradOf(weights, p.fc1));
-  p.fc1.Backward(step, weights, scratch.d_fc1, r.normed_middle, scratch.hidden_b, scratch.weight_grad);
-  p.mlp_norm.Backward(step, weights, scratch.hidden_b, r.middle, r.mlp_norm, gradient, gradient);
+  p.fc1.Backward(step, weights, scratch.d_fc1, MlpInput(step, r), scratch.hidden_b, scratch.weight_grad);
+  JoinGradient(step, p.mlp_norm, weights, scratch.hidden_b, r.middle, r.mlp_norm, gradient);
 }
 
 void AttentionBlockBackward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
                             const LayerRecord& r, const Tensor& gradient) {
   const GptConfig& c = *step.config;
-  const Tensor keep = c.hidden_dropout == 0.0 ? Tensor() : r.proj_keep;
-  BiasDropoutAddBackward(step.context, gradient, keep, c.hidden_dropout, HiddenDropoutKind(c), step.precision, scratch.hidden_a,
-                         BiasGradOf(weights, p.proj));
-  p.proj.Backward(step, weights, scratch.hidden_a, r.context, scratch.d_context, scratch.weight_grad);
+  BlockEndBackward(step, AttentionEnd(p, r), weights, scratch, gradient, scratch.d_context);
   Convert(step.context, scratch.d_context, step.precision, scratch.d_context);
   const Tensor attention_keep = c.attention_dropout == 0.0 ? Tensor() : r.attention_keep;
-  AttentionBackward(step.context, scratch.d_context, r.qkv, attention_keep, r.probabilities, AttentionOptionsOf(step),
+  AttentionBackward(step.context, scratch.d_context, r.qkv, attention_keep, r.probabilities, AttentionOptionsOf(step, p.layer),
                     scratch.d_qkv, scratch.attention);
   PrepareHeadsBackward(step, p, weights, r, scratch.d_qkv);
   if (p.qkv.bias >= 0) AddColumnSums(step.context, scratch.d_qkv, step.precision, BiasGradOf(weights, p.qkv));
-  p.qkv.Backward(step, weights, scratch.d_qkv, r.normed_input, scratch.hidden_b, scratch.weight_grad);
-  p.input_norm.Backward(step, weights, scratch.hidden_b, r.input, r.input_norm, gradient, gradient);
+  p.qkv.Backward(step, weights, scratch.d_qkv, AttentionInput(step, r), scratch.hidden_b, scratch.weight_grad);
+  JoinGradient(step, p.input_norm, weights, scratch.hidden_b, r.input, r.input_norm, gradient);
 }
 
 }  // namespace
 
-AttentionOptions AttentionOptionsOf(const Step& step) {
+AttentionOptions AttentionOptionsOf(const Step& step, int64_t layer) {
   const GptConfig& c = *step.config;
+  const double scale = c.softmax_scale > 0 ? c.softmax_scale : 1.0 / std::sqrt(static_cast<double>(c.kv_channels));
   return {.seq_length = step.seq_length,
           .batch = step.micro_batch_size,
           .heads = c.num_attention_heads,
           .groups = c.num_query_groups,
           .head_size = c.kv_channels,
-          .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.kv_channels))),
-          .window = c.attention_window,
+          .scale = static_cast<float>(scale),
+          .soft_cap = static_cast<float>(c.attn_logit_softcapping),
+          .window = AttentionWindowOf(c, layer),
           .dropout = c.attention_dropout,
           .softmax_in_fp32 = c.attention_softmax_in_fp32,
           .precision = step.precision};
@@ -182,21 +266,29 @@ LayerRecord LayerRecord::Allocate(Arena* arena, const Step& step) {
   const auto mask = [&](bool wanted, const Shape& shape) { return wanted ? arena->Allocate(DType::kU8, shape) : Tensor(); };
   const Shape scores{b, c.num_attention_heads, s, s};
   LayerRecord r;
-  r.input_norm = NormRecord::Allocate(arena, step);
-  r.mlp_norm = NormRecord::Allocate(arena, step);
-  r.normed_input = activation(h);
+  if (c.pre_layernorm) {
+    r.input_norm = NormRecord::Allocate(arena, step);
+    r.mlp_norm = NormRecord::Allocate(arena, step);
+    r.normed_input = activation(h);
+    r.normed_middle = activation(h);
+  }
+  if (c.post_layernorm) {
+    r.attention_post_norm = NormRecord::Allocate(arena, step);
+    r.mlp_post_norm = NormRecord::Allocate(arena, step);
+    r.attention_output = activation(h);
+    r.mlp_output = activation(h);
+  }
   r.projected = r.qkv = activation(LayoutOf(c).width());
   if (c.qk_layernorm) {
     r.projected = activation(LayoutOf(c).width());
-    r.qk_rstd = arena->Allocate(DType::kF32, {s * b, c.num_attention_heads + c.num_query_groups});
+    r.qk_rstd = arena->Allocate(DType::kF32, {s * b, c.qk_norm_over_projection ? 2 : c.num_attention_heads + c.num_query_groups});
   }
   r.attention_keep = mask(c.attention_dropout > 0.0, scores);
-  r.probabilities = arena->Allocate(ProbabilityType(AttentionOptionsOf(step)), scores);
+  r.probabilities = arena->Allocate(ProbabilityType(AttentionOptionsOf(step, 0)), scores);
   r.context = activation(QueryWidth(c));
   r.proj_keep = mask(c.hidden_dropout > 0.0, {s, b, h});
   r.fc2_keep = mask(c.hidden_dropout > 0.0, {s, b, h});
   r.middle = activation(h);
-  r.normed_middle = activation(h);
   r.fc1_output = activation(Fc1Width(c));
   r.activated = activation(c.ffn_hidden_size);
   return r;
@@ -216,7 +308,7 @@ LayerScratch LayerScratch::Allocate(Arena* arena, const Step& step, int threads)
   if (Fc1Width(c) != c.ffn_hidden_size) scratch.d_fc1 = activation(Fc1Width(c));
   scratch.weight_grad =
       arena->Allocate(DType::kF32, {std::max({LayoutOf(c).width(), Fc1Width(c), QueryWidth(c)}) * c.hidden_size});
-  scratch.attention = arena->Allocate(DType::kU8, {AttentionWorkspaceBytes(AttentionOptionsOf(step), step.storage, threads)});
+  scratch.attention = arena->Allocate(DType::kU8, {AttentionWorkspaceBytes(AttentionOptionsOf(step, 0), step.storage, threads)});
   return scratch;
 }
 

@@ -1,5 +1,5 @@
-// One pre-norm transformer layer (megatron/core/transformer/transformer_layer.py): attention and MLP blocks, each with a norm
-// before and a bias-dropout-add after.
+// One transformer layer (megatron/core/transformer/transformer_layer.py): attention and MLP blocks, each with a norm before it,
+// or of its output, or both, and a bias-dropout-add after.
 #pragma once
 
 #include "engine/core/arena.h"
@@ -13,27 +13,30 @@ namespace mbridge {
 
 // Parameter indices of a layer.
 struct LayerParameters {
-  Norm input_norm, mlp_norm;
+  int64_t layer = 0;                        // Counted from 0 over the whole model.
+  Norm input_norm, mlp_norm;                // With pre_layernorm.
+  Norm attention_post_norm, mlp_post_norm;  // With post_layernorm.
   Linear proj, qkv, fc1, fc2;
-  int query_gamma = -1, key_gamma = -1;  // Indices of [kv_channels], with qk_layernorm.
+  int query_gamma = -1, key_gamma = -1;  // Indices of [kv_channels] (or of all heads together), with qk_layernorm.
 };
 
 // Activations of one layer and microbatch. [s, b, ...] in the storage dtype unless said; masks are empty without dropout.
 struct LayerRecord {
   Tensor input;  // The residual stream that enters; set by the caller.
-  NormRecord input_norm, mlp_norm;
-  Tensor normed_input;         // h.
+  NormRecord input_norm, mlp_norm, attention_post_norm, mlp_post_norm;
+  Tensor normed_input;         // h; empty without pre_layernorm.
   Tensor projected;            // Output of linear_qkv: heads' queries, keys, values.
-  Tensor qk_rstd;              // F32 [rows, heads + groups], with qk_layernorm.
+  Tensor qk_rstd;              // F32 [rows, heads + groups] (or [rows, 2]), with qk_layernorm.
   Tensor qkv;                  // What attention reads: normalised and turned; without qk_layernorm the memory of `projected`.
   Tensor attention_keep;       // U8 [b, heads, s, s].
   Tensor probabilities;        // [b, heads, s, s].
   Tensor context;              // heads * kv_channels.
   Tensor proj_keep, fc2_keep;  // U8 [s, b, h].
   Tensor middle;               // h: after attention's bias-dropout-add.
-  Tensor normed_middle;        // h.
+  Tensor normed_middle;        // h; empty without pre_layernorm.
   Tensor fc1_output;           // Fc1Width; without bias, unrounded if storage is F32.
   Tensor activated;            // ffn.
+  Tensor attention_output, mlp_output;  // h: inputs of the post norms, with post_layernorm.
 
   static LayerRecord Allocate(Arena* arena, const Step& step);
 };
@@ -59,6 +62,6 @@ void TransformerLayerForward(const Step& step, const LayerParameters& parameters
 void TransformerLayerBackward(const Step& step, const LayerParameters& parameters, const Weights& weights,
                               const LayerScratch& scratch, const LayerRecord& record, const Tensor& gradient);
 
-AttentionOptions AttentionOptionsOf(const Step& step);
+AttentionOptions AttentionOptionsOf(const Step& step, int64_t layer);
 
 }  // namespace mbridge

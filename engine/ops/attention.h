@@ -12,6 +12,7 @@ struct AttentionOptions {
   int64_t groups = 0;  // Key and value heads; heads is a multiple.
   int64_t head_size = 0;
   float scale = 1.0f;            // 1 / sqrt(head_size).
+  float soft_cap = 0.0f;         // Scores are bent into (-soft_cap, soft_cap); 0: not.
   int64_t window = 0;            // Sliding window: a query sees this many keys up to its own; 0: all of them.
   double dropout = 0.0;          // Of the probabilities, by `keep`.
   bool softmax_in_fp32 = false;  // Probabilities stay F32 for the softmax's backward; else they are of `precision`.
@@ -27,8 +28,8 @@ constexpr DType ProbabilityType(const AttentionOptions& options) {
 int64_t AttentionWorkspaceBytes(const AttentionOptions& options, DType storage, int threads);
 
 // qkv [s, b, groups * (heads / groups + 2) * d]: per group its queries, then key, then value. For each head:
-//   S = round(scale Q K^T), masked above the diagonal and before the window; P = softmax over keys in F32; D = round(round(P)
-//   keep scale of eager dropout); context = round(D V).
+//   S = round(U), U = scale Q K^T, with a soft cap S = round(cap tanh(U / cap)); masked above the diagonal and before the window;
+//   P = softmax over keys in F32; D = round(round(P) keep scale of eager dropout); context = round(D V).
 // keep [b, heads, s, s] U8, or empty for no dropout. probabilities [b, heads, s, s] of ProbabilityType gets P of the keys
 // that are seen (elsewhere it is not written); empty: not kept. context [s, b, heads * d]. workspace: U8 of
 // AttentionWorkspaceBytes.
@@ -37,8 +38,9 @@ extern Op<void(const Context&, const Tensor& qkv, const Tensor& keep, const Atte
     AttentionForward;
 
 // d_qkv, laid out as qkv. dD = round(dC V^T), dP = round(dD keep scale), T = round(P dP), dS = round(T - P sum(T)) (F32 softmax:
-// no rounding of T), dQ = round(round(dS K) scale), dK = round(round(dS^T Q) scale), dV = round(D^T dC); keys and values sum the
-// rounded gradients of their group's heads in F32 and round once more.
+// no rounding of T), with a soft cap dS = round(dS (1 - tanh(U / cap)^2)) with U from Q and K again; dQ = round(round(dS K)
+// scale), dK = round(round(dS^T Q) scale), dV = round(D^T dC); keys and values sum the rounded gradients of their group's heads
+// in F32 and round once more.
 extern Op<void(const Context&, const Tensor& d_context, const Tensor& qkv, const Tensor& keep, const Tensor& probabilities,
                const AttentionOptions& options, const Tensor& d_qkv, const Tensor& workspace)>
     AttentionBackward;

@@ -58,7 +58,9 @@ Values Reference(const Problem& problem, const Values& qkv) {
           double score = 0;
           for (int64_t c = 0; c < o.head_size; ++c)
             score += qkv[At(problem, i, b, head, 0, c)] * qkv[At(problem, j, b, head, 1, c)];
-          sum += p[j] = std::exp(o.scale * score);
+          score *= o.scale;
+          if (o.soft_cap > 0) score = o.soft_cap * std::tanh(score / o.soft_cap);
+          sum += p[j] = std::exp(score);
         }
         for (int64_t j = begin; j <= i; ++j) {
           const double keep =
@@ -97,14 +99,17 @@ TEST(AttentionTest, AgainstDoublePrecision) {
     int64_t s, b, heads, groups, d;
     double dropout;
     int64_t window;
+    float soft_cap = 0.0f;
   };
-  for (const Case& c : {Case{7, 2, 3, 3, 5, 0.0, 0}, Case{9, 1, 2, 2, 4, 0.25, 0}, Case{6, 2, 4, 2, 3, 0.25, 0},
-                        Case{9, 2, 4, 2, 3, 0.25, 4}, Case{6, 1, 2, 1, 4, 0.0, 1}}) {
+  for (const Case& c :
+       {Case{7, 2, 3, 3, 5, 0.0, 0}, Case{9, 1, 2, 2, 4, 0.25, 0}, Case{6, 2, 4, 2, 3, 0.25, 0}, Case{9, 2, 4, 2, 3, 0.25, 4},
+        Case{6, 1, 2, 1, 4, 0.0, 1}, Case{7, 2, 4, 2, 5, 0.25, 0, 1.5f}, Case{9, 1, 2, 1, 4, 0.0, 4, 0.7f}}) {
     for (bool fp32 : {false, true}) {
       const Kind kind = test::kKinds[0];
       Problem problem = MakeProblem(c.s, c.b, c.heads, c.groups, c.d, c.dropout, kind);
       problem.options.softmax_in_fp32 = fp32;
       problem.options.window = c.window;
+      problem.options.soft_cap = c.soft_cap;
       const Result result = Attend(problem, kind);
       test::ExpectNear(result.context, Reference(problem, problem.qkv), 1e-6, 2e-6);
       const Values numeric = test::NumericGradient(

@@ -7,6 +7,7 @@ namespace mbridge {
 
 enum class GeluKind : uint8_t {
   kTanhFused,  // u = x + bias unrounded; tanh approximation (megatron/core/fusions/fused_bias_gelu.py, compiled: one rounding).
+  kTanh,       // u = round(x + bias); tanh approximation of u (torch.nn.functional.gelu, approximate="tanh").
   kErf,        // u = round(x + bias); exact GELU of u (torch.nn.functional.gelu).
   kErfFused,   // u = x + bias unrounded; exact GELU.
 };

@@ -14,12 +14,25 @@ using test::Values;
 constexpr int64_t kRows = 9, kWidth = 35;
 
 double Gelu(GeluKind kind, double u) {
-  if (kind != GeluKind::kTanhFused) return 0.5 * u * (1 + std::erf(u / std::sqrt(2.0)));
+  if (kind == GeluKind::kErf || kind == GeluKind::kErfFused) return 0.5 * u * (1 + std::erf(u / std::sqrt(2.0)));
   return 0.5 * u * (1 + std::tanh(0.79788456 * u * (1 + 0.044715 * u * u)));
 }
 
 double Sum(GeluKind kind, DType precision, double x, double bias) {
-  return kind == GeluKind::kErf ? test::RoundTo(precision, x + bias) : x + bias;
+  return kind == GeluKind::kErf || kind == GeluKind::kTanh ? test::RoundTo(precision, x + bias) : x + bias;
+}
+
+TEST(VectorMathTest, TanhKeepsItsRelativeAccuracyNearZero) {
+  double error = 0;
+  for (double x = 1e-6; x < 12.0; x *= 1.003) {
+    const auto f = static_cast<float>(x);
+    error = std::max(error, std::fabs(cpu::Tanh(f) / std::tanh(static_cast<double>(f)) - 1));
+    EXPECT_EQ(cpu::Tanh(-f), -cpu::Tanh(f));
+  }
+  EXPECT_LT(error, 3e-7);
+  EXPECT_EQ(cpu::Tanh(0.0f), 0.0f);
+  EXPECT_EQ(cpu::Tanh(1e9f), 1.0f);
+  EXPECT_TRUE(std::isnan(cpu::Tanh(NAN)));
 }
 
 TEST(VectorMathTest, ExpAndErfAgainstTheStandardLibrary) {
@@ -39,7 +52,7 @@ TEST(VectorMathTest, ExpAndErfAgainstTheStandardLibrary) {
 
 TEST(BiasGeluTest, ForwardAndBackward) {
   for (const Kind& kind : test::kKinds) {
-    for (GeluKind gelu : {GeluKind::kTanhFused, GeluKind::kErf, GeluKind::kErfFused}) {
+    for (GeluKind gelu : {GeluKind::kTanhFused, GeluKind::kTanh, GeluKind::kErf, GeluKind::kErfFused}) {
       const Values x = test::RandomValues(kRows * kWidth, 1, 4.0, kind.precision),
                    bias = test::RandomValues(kWidth, 2, 1.0, kind.precision);
       const Values dy = test::RandomValues(kRows * kWidth, 3, 1.0, kind.precision);

@@ -13,15 +13,15 @@ constexpr int64_t kRows = 5, kWidth = 37;
 constexpr float kEpsilon = 1e-2f;  // Large enough to matter.
 
 // One row of `count` elements.
-void NormRow(const double* x, const double* gamma, int64_t count, double* y) {
+void NormRow(const double* x, const double* gamma, int64_t count, double* y, double gamma_offset = 0) {
   double squares = 0;
   for (int64_t j = 0; j < count; ++j) squares += x[j] * x[j] / static_cast<double>(count);
-  for (int64_t j = 0; j < count; ++j) y[j] = x[j] / std::sqrt(squares + kEpsilon) * gamma[j];
+  for (int64_t j = 0; j < count; ++j) y[j] = x[j] / std::sqrt(squares + kEpsilon) * (gamma[j] + gamma_offset);
 }
 
-Values Reference(const Values& x, const Values& gamma) {
+Values Reference(const Values& x, const Values& gamma, double offset) {
   Values y(x.size());
-  for (int64_t i = 0; i < kRows; ++i) NormRow(x.data() + i * kWidth, gamma.data(), kWidth, y.data() + i * kWidth);
+  for (int64_t i = 0; i < kRows; ++i) NormRow(x.data() + i * kWidth, gamma.data(), kWidth, y.data() + i * kWidth, offset);
   return y;
 }
 
@@ -31,27 +31,33 @@ Values Accumulated(Values gradient, DType precision, double before) {
   return gradient;
 }
 
+void CheckNorm(const Kind& kind, float offset) {
+  const Values x = test::RandomValues(kRows * kWidth, 1, 2.0, kind.precision),
+               gamma = test::RandomValues(kWidth, 2, 1.5, kind.precision),
+               dy = test::RandomValues(kRows * kWidth, 3, 1.0, kind.precision);
+  const Owned x_data(kind.storage, {kRows, kWidth}, x), gamma_data(kind.storage, {kWidth}, gamma);
+  const Owned dy_data(kind.storage, {kRows, kWidth}, dy), y(kind.storage, {kRows, kWidth}), dx(kind.storage, {kRows, kWidth});
+  const Owned rstd(DType::kF32, {kRows}), gamma_grad(DType::kF32, {kWidth}, Values(kWidth, 1.0));
+  RmsNormForward({}, x_data, gamma_data, {kEpsilon, offset, kind.precision}, y, rstd);
+  RmsNormBackward({}, dy_data, x_data, gamma_data, rstd, {}, {kEpsilon, offset, kind.precision}, dx, gamma_grad);
+  test::ExpectNear(y.ToValues(), Reference(x, gamma, offset), kind.epsilon(), 1e-6);
+  for (int64_t i = 0; i < kRows * kWidth; ++i) EXPECT_EQ(y[i], test::RoundTo(kind.precision, y[i]));
+  test::ExpectNear(dx.ToValues(),
+                   test::NumericGradient(x, [&](const Values& v) { return test::Dot(Reference(v, gamma, offset), dy); }),
+                   kind.epsilon(), 2e-6);
+  const Values slope = test::NumericGradient(gamma, [&](const Values& v) { return test::Dot(Reference(x, v, offset), dy); });
+  test::ExpectNear(gamma_grad.ToValues(), Accumulated(slope, kind.precision, 1.0), kind.epsilon(), 2 * kind.epsilon());
+}
+
 TEST(RmsNormTest, ForwardAndBackward) {
   for (const Kind& kind : test::kKinds) {
-    const Values x = test::RandomValues(kRows * kWidth, 1, 2.0, kind.precision),
-                 gamma = test::RandomValues(kWidth, 2, 1.5, kind.precision),
-                 dy = test::RandomValues(kRows * kWidth, 3, 1.0, kind.precision);
-    const Owned x_data(kind.storage, {kRows, kWidth}, x), gamma_data(kind.storage, {kWidth}, gamma);
-    const Owned dy_data(kind.storage, {kRows, kWidth}, dy), y(kind.storage, {kRows, kWidth}), dx(kind.storage, {kRows, kWidth});
-    const Owned rstd(DType::kF32, {kRows}), gamma_grad(DType::kF32, {kWidth}, Values(kWidth, 1.0));
-    RmsNormForward({}, x_data, gamma_data, kEpsilon, kind.precision, y, rstd);
-    RmsNormBackward({}, dy_data, x_data, gamma_data, rstd, {}, kind.precision, dx, gamma_grad);
-    test::ExpectNear(y.ToValues(), Reference(x, gamma), kind.epsilon(), 1e-6);
-    for (int64_t i = 0; i < kRows * kWidth; ++i) EXPECT_EQ(y[i], test::RoundTo(kind.precision, y[i]));
-    test::ExpectNear(dx.ToValues(), test::NumericGradient(x, [&](const Values& v) { return test::Dot(Reference(v, gamma), dy); }),
-                     kind.epsilon(), 2e-6);
-    const Values slope = test::NumericGradient(gamma, [&](const Values& v) { return test::Dot(Reference(x, v), dy); });
-    test::ExpectNear(gamma_grad.ToValues(), Accumulated(slope, kind.precision, 1.0), kind.epsilon(), 2 * kind.epsilon());
+    for (float offset : {0.0f, 1.0f}) CheckNorm(kind, offset);
   }
 }
 
 TEST(RmsNormTest, BackwardJoinsTheResidualGradientWithASecondRounding) {
   for (const Kind& kind : test::kKinds) {
+    const NormOptions options{kEpsilon, 0.0f, kind.precision};
     const Values residual = test::RandomValues(kRows * kWidth, 5, 1.0, kind.precision);
     const Owned x(kind.storage, {kRows, kWidth}, test::RandomValues(kRows * kWidth, 1, 2.0, kind.precision)),
         gamma(kind.storage, {kWidth}, test::RandomValues(kWidth, 2, 1.5, kind.precision)),
@@ -59,9 +65,9 @@ TEST(RmsNormTest, BackwardJoinsTheResidualGradientWithASecondRounding) {
     const Owned y(kind.storage, {kRows, kWidth}), alone(kind.storage, {kRows, kWidth}),
         joined(kind.storage, {kRows, kWidth}, residual);
     const Owned rstd(DType::kF32, {kRows}), gamma_grad(DType::kF32, {kWidth});
-    RmsNormForward({}, x, gamma, kEpsilon, kind.precision, y, rstd);
-    RmsNormBackward({}, dy, x, gamma, rstd, {}, kind.precision, alone, gamma_grad);
-    RmsNormBackward({}, dy, x, gamma, rstd, joined, kind.precision, joined, gamma_grad);
+    RmsNormForward({}, x, gamma, options, y, rstd);
+    RmsNormBackward({}, dy, x, gamma, rstd, {}, options, alone, gamma_grad);
+    RmsNormBackward({}, dy, x, gamma, rstd, joined, options, joined, gamma_grad);
     for (int64_t i = 0; i < kRows * kWidth; ++i) EXPECT_EQ(joined[i], test::RoundTo(kind.precision, residual[i] + alone[i])) << i;
   }
 }
@@ -69,34 +75,64 @@ TEST(RmsNormTest, BackwardJoinsTheResidualGradientWithASecondRounding) {
 constexpr QkvLayout kLayout{.heads = 4, .groups = 2, .head_size = 6};
 
 // Groups of two queries, a key and a value: slots 0, 1 and 2 of every four are normalised.
-Values QkReference(const Values& qkv, const Values& query_gamma, const Values& key_gamma) {
+Values QkHeadReference(const Values& qkv, const Values& query_gamma, const Values& key_gamma, double offset) {
   Values y = qkv;
   const int64_t d = kLayout.head_size;
   for (int64_t slot = 0; slot * d < static_cast<int64_t>(qkv.size()); ++slot) {
     if (slot % 4 == 3) continue;
-    NormRow(qkv.data() + slot * d, (slot % 4 == 2 ? key_gamma : query_gamma).data(), d, y.data() + slot * d);
+    NormRow(qkv.data() + slot * d, (slot % 4 == 2 ? key_gamma : query_gamma).data(), d, y.data() + slot * d, offset);
   }
   return y;
 }
 
+// The queries of a token (slots 0, 1, 4, 5 of its eight) are one row, its keys (2, 6) another.
+Values QkProjectionReference(const Values& qkv, const Values& query_gamma, const Values& key_gamma, double offset) {
+  Values y = qkv;
+  const int64_t d = kLayout.head_size;
+  for (int64_t row = 0; row < kRows; ++row) {
+    for (const std::vector<int64_t>& slots : {std::vector<int64_t>{0, 1, 4, 5}, {2, 6}}) {
+      Values joined, normed(slots.size() * d);
+      for (int64_t slot : slots)
+        for (int64_t j = 0; j < d; ++j) joined.push_back(qkv[row * kLayout.width() + slot * d + j]);
+      NormRow(joined.data(), (slots.size() == 2 ? key_gamma : query_gamma).data(), static_cast<int64_t>(joined.size()),
+              normed.data(), offset);
+      for (size_t i = 0; i < normed.size(); ++i) y[row * kLayout.width() + slots[i / d] * d + i % d] = normed[i];
+    }
+  }
+  return y;
+}
+
+void CheckQkNorm(const Kind& kind, QkNormScope scope, float offset) {
+  const bool whole = scope == QkNormScope::kProjection;
+  const int64_t width = kLayout.width(), d = kLayout.head_size, queries = whole ? 4 * d : d, keys = whole ? 2 * d : d;
+  const QkNormOptions options{kLayout, scope, {kEpsilon, offset, kind.precision}};
+  const Values x = test::RandomValues(kRows * width, 1, 2.0, kind.precision), dy = test::RandomValues(kRows * width, 3);
+  const Values query = test::RandomValues(queries, 2, 1.5, kind.precision),
+               key = test::RandomValues(keys, 4, 1.5, kind.precision);
+  const Owned x_data(kind.storage, {kRows, width}, x), q(kind.storage, {queries}, query), k(kind.storage, {keys}, key);
+  const Owned gradient(kind.storage, {kRows, width}, dy), y(kind.storage, {kRows, width});
+  const Owned rstd(DType::kF32, {kRows, whole ? 2 : 6}), q_grad(DType::kF32, {queries}, Values(queries, 1.0)),
+      k_grad(DType::kF32, {keys});
+  const auto reference = [&](const Values& a, const Values& b, const Values& c) {
+    return whole ? QkProjectionReference(a, b, c, offset) : QkHeadReference(a, b, c, offset);
+  };
+  QkNormForward({}, x_data, q, k, options, y, rstd);
+  test::ExpectNear(y.ToValues(), reference(x, query, key), kind.epsilon(), 1e-6);
+  QkNormBackward({}, gradient, x_data, q, k, rstd, options, q_grad, k_grad);
+  const auto loss = [&](const Values& a, const Values& b, const Values& c) { return test::Dot(reference(a, b, c), dy); };
+  test::ExpectNear(gradient.ToValues(), test::NumericGradient(x, [&](const Values& v) { return loss(v, query, key); }),
+                   kind.epsilon(), 2e-6);
+  const Values q_slope = test::NumericGradient(query, [&](const Values&v) { return loss(x, v, key); }),
+               k_slope = test::NumericGradient(key, [&](const Values&v) { return loss(x, query, v); });
+  test::ExpectNear(q_grad.ToValues(), Accumulated(q_slope, kind.precision, 1.0), kind.epsilon(), 2 * kind.epsilon());
+  test::ExpectNear(k_grad.ToValues(), Accumulated(k_slope, kind.precision, 0.0), kind.epsilon(), 2 * kind.epsilon());
+}
+
 TEST(QkNormTest, ForwardAndBackward) {
-  const int64_t width = kLayout.width(), d = kLayout.head_size;
   for (const Kind& kind : test::kKinds) {
-    const Values x = test::RandomValues(kRows * width, 1, 2.0, kind.precision), dy = test::RandomValues(kRows * width, 3);
-    const Values query = test::RandomValues(d, 2, 1.5, kind.precision), key = test::RandomValues(d, 4, 1.5, kind.precision);
-    const Owned x_data(kind.storage, {kRows, width}, x), q(kind.storage, {d}, query), k(kind.storage, {d}, key);
-    const Owned gradient(kind.storage, {kRows, width}, dy), y(kind.storage, {kRows, width});
-    const Owned rstd(DType::kF32, {kRows, 6}), q_grad(DType::kF32, {d}, Values(d, 1.0)), k_grad(DType::kF32, {d});
-    QkNormForward({}, x_data, q, k, kLayout, kEpsilon, kind.precision, y, rstd);
-    test::ExpectNear(y.ToValues(), QkReference(x, query, key), kind.epsilon(), 1e-6);
-    QkNormBackward({}, gradient, x_data, q, k, rstd, kLayout, kind.precision, q_grad, k_grad);
-    const auto loss = [&](const Values& a, const Values& b, const Values& c) { return test::Dot(QkReference(a, b, c), dy); };
-    test::ExpectNear(gradient.ToValues(), test::NumericGradient(x, [&](const Values& v) { return loss(v, query, key); }),
-                     kind.epsilon(), 2e-6);
-    const Values q_slope = test::NumericGradient(query, [&](const Values&v) { return loss(x, v, key); }),
-                 k_slope = test::NumericGradient(key, [&](const Values&v) { return loss(x, query, v); });
-    test::ExpectNear(q_grad.ToValues(), Accumulated(q_slope, kind.precision, 1.0), kind.epsilon(), 2 * kind.epsilon());
-    test::ExpectNear(k_grad.ToValues(), Accumulated(k_slope, kind.precision, 0.0), kind.epsilon(), 2 * kind.epsilon());
+    for (QkNormScope scope : {QkNormScope::kHead, QkNormScope::kProjection}) {
+      for (float offset : {0.0f, 1.0f}) CheckQkNorm(kind, scope, offset);
+    }
   }
 }
 

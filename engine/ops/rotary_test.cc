@@ -30,7 +30,7 @@ Tables MakeTables(int64_t half, DType precision) {
 }
 
 // Turns by a matrix product with the rotation of every pair; values (every fourth slot) stay.
-Values Reference(const Values& x, const Tables& tables) {
+Values Reference(const Values& x, const Tables& tables, RotaryPairs pairs) {
   Values y = x;
   const int64_t d = kLayout.head_size, half = tables.half;
   for (int64_t slot = 0; slot < static_cast<int64_t>(x.size()) / d; ++slot) {
@@ -38,15 +38,16 @@ Values Reference(const Values& x, const Tables& tables) {
     const int64_t position = slot * d / kLayout.width() / kBatch;
     for (int64_t j = 0; j < half; ++j) {
       const double c = tables.cosine[position * half + j], s = tables.sine[position * half + j];
-      const double lo = x[slot * d + j], hi = x[slot * d + j + half];
-      y[slot * d + j] = c * lo - s * hi;
-      y[slot * d + j + half] = s * lo + c * hi;
+      const int64_t first = slot * d + (pairs == RotaryPairs::kHalves ? j : 2 * j);
+      const int64_t second = pairs == RotaryPairs::kHalves ? first + half : first + 1;
+      y[first] = c * x[first] - s * x[second];
+      y[second] = s * x[first] + c * x[second];
     }
   }
   return y;
 }
 
-TEST(RotaryTest, TurnsAndTurnsGradientsBack) {
+void CheckTurns(RotaryPairs pairs) {
   const Shape shape{kLength, kBatch, kLayout.width()};
   for (int64_t half : {5, 3}) {  // All of a head and a part of it.
     for (const Kind& kind : test::kKinds) {
@@ -55,15 +56,20 @@ TEST(RotaryTest, TurnsAndTurnsGradientsBack) {
       const Values x = test::RandomValues(shape.NumElements(), 1, 2.0, kind.precision),
                    dy = test::RandomValues(shape.NumElements(), 2, 1.0, kind.precision);
       const Owned y(kind.storage, shape, x), gradient(kind.storage, shape, dy);
-      Rotary({}, y, cosine, sine, kLayout, RotaryDirection::kForward, kind.precision);
-      Rotary({}, gradient, cosine, sine, kLayout, RotaryDirection::kBackward, kind.precision);
+      Rotary({}, y, cosine, sine, kLayout, pairs, RotaryDirection::kForward, kind.precision);
+      Rotary({}, gradient, cosine, sine, kLayout, pairs, RotaryDirection::kBackward, kind.precision);
       // Two rounded products of up to 2 and their rounded sum.
-      test::ExpectNear(y.ToValues(), Reference(x, tables), kind.epsilon(), 2 * kind.epsilon());
+      test::ExpectNear(y.ToValues(), Reference(x, tables, pairs), kind.epsilon(), 2 * kind.epsilon());
       for (int64_t i = 0; i < shape.NumElements(); ++i) EXPECT_EQ(y[i], test::RoundTo(kind.precision, y[i]));
-      const Values slope = test::NumericGradient(x, [&](const Values& v) { return test::Dot(Reference(v, tables), dy); });
+      const Values slope = test::NumericGradient(x, [&](const Values& v) { return test::Dot(Reference(v, tables, pairs), dy); });
       test::ExpectNear(gradient.ToValues(), slope, kind.epsilon(), kind.epsilon() + 1e-6);
     }
   }
+}
+
+TEST(RotaryTest, TurnsAndTurnsGradientsBack) {
+  CheckTurns(RotaryPairs::kHalves);
+  CheckTurns(RotaryPairs::kInterleaved);
 }
 
 // The rounding points of Megatron-LM's unfused form: both products, then the sum.
@@ -73,7 +79,7 @@ TEST(RotaryTest, RoundsProductsAndSum) {
   const Owned cosine(DType::kF32, {kLength, 5}, tables.cosine), sine(DType::kF32, {kLength, 5}, tables.sine);
   const Values x = test::RandomValues(shape.NumElements(), 1, 2.0);
   const Owned y(DType::kBF16, shape, x);
-  Rotary({}, y, cosine, sine, kLayout, RotaryDirection::kForward, DType::kBF16);
+  Rotary({}, y, cosine, sine, kLayout, RotaryPairs::kHalves, RotaryDirection::kForward, DType::kBF16);
   const auto round = [](double v) { return test::RoundTo(DType::kBF16, v); };
   for (int64_t i = 0; i < kLength * kBatch; ++i) {
     for (int64_t j = 0; j < 5; ++j) {
@@ -88,8 +94,9 @@ TEST(RotaryTest, RoundsProductsAndSum) {
 TEST(RotaryTest, RefusesTablesThatDoNotFit) {
   const Owned qkv(DType::kF32, {kLength, kBatch, kLayout.width()}), table(DType::kF32, {kLength, 6}),
       short_table(DType::kF32, {kLength - 1, 5});
-  EXPECT_THROW(Rotary({}, qkv, table, table, kLayout, RotaryDirection::kForward, DType::kF32), EngineError);
-  EXPECT_THROW(Rotary({}, qkv, short_table, short_table, kLayout, RotaryDirection::kForward, DType::kF32), EngineError);
+  EXPECT_THROW(Rotary({}, qkv, table, table, kLayout, RotaryPairs::kHalves, RotaryDirection::kForward, DType::kF32), EngineError);
+  EXPECT_THROW(Rotary({}, qkv, short_table, short_table, kLayout, RotaryPairs::kHalves, RotaryDirection::kForward, DType::kF32),
+               EngineError);
 }
 
 }  // namespace

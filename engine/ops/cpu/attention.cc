@@ -109,6 +109,23 @@ template <class P> void SoftmaxRow(float* row, int64_t count) {
   for (int64_t j = 0; j < count; ++j) row[j] *= inverse;
 }
 
+// row[j] = cap tanh(row[j] / cap).
+void SoftCapRow(float* row, float cap, int64_t count) {
+  const float inverse = 1.0f / cap;
+#pragma omp simd
+  for (int64_t j = 0; j < count; ++j) row[j] = cap * cpu::Tanh(row[j] * inverse);
+}
+
+// grad[j] = round(grad[j] (1 - tanh(score[j] / cap)^2)).
+template <class P> void SoftCapBackwardRow(const float* score, float cap, int64_t count, float* grad) {
+  const float inverse = 1.0f / cap;
+#pragma omp simd
+  for (int64_t j = 0; j < count; ++j) {
+    const float t = cpu::Tanh(score[j] * inverse);
+    grad[j] = P::Round(grad[j] * (1.0f - t * t));
+  }
+}
+
 // dropped[j] = round(round(probability) keep scale).
 template <class P, class Saved>
 void DropRow(const Saved* probability, const uint8_t* keep, float scale, int64_t count, float* dropped) {
@@ -139,6 +156,7 @@ void ForwardHead(const Context& context, const Tensor& qkv, const Tensor& keep, 
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t begin = FirstKey(o, first + i), seen = first + i + 1 - begin, at = plane + (first + i) * s + begin;
       float *whole_row = scratch.scores + i * stride, *row = whole_row + begin;
+      if (o.soft_cap > 0.0f) SoftCapRow(row, o.soft_cap, seen);
       SoftmaxRow<P>(row, seen);
       if (!probabilities.empty()) {
         Saved* saved = probabilities.as<Saved>() + at;
@@ -226,6 +244,11 @@ void BackwardGroup(const Context& context, const Tensor& d_context, const Tensor
       }
       const bool add = first != last;
       Gemm(context, dropped, grad_rows, Window(scratch.value_grad, keys, d, d), {.transpose_a = true, .accumulate = add});
+      if (o.soft_cap > 0.0f) {  // D is not needed any more: its place takes the scores.
+        Gemm(context, query_rows, RowsOf(key, 0, keys), dropped, {.transpose_b = true, .alpha = o.scale});
+        for (int64_t i = 0; i < rows; ++i)
+          SoftCapBackwardRow<P>(scratch.dropped + i * stride, o.soft_cap, keys, scratch.scores + i * stride);
+      }
       Gemm(context, scores, query_rows, Window(scratch.key_grad, keys, d, d), {.transpose_a = true, .accumulate = add});
       const Matrix query_grad = Window(scratch.dropped, rows, d, d);
       Gemm(context, scores, RowsOf(key, 0, keys), query_grad, {});

@@ -12,7 +12,7 @@ int64_t LastDimension(const Tensor& x) { return x.shape[x.shape.rank() - 1]; }
 
 template <class P>
 void ForwardRow(const typename P::Storage* x, const typename P::Storage* gamma, const typename P::Storage* beta, int64_t h,
-                float epsilon, typename P::Storage* y, float* mean, float* rstd) {
+                const NormOptions& o, typename P::Storage* y, float* mean, float* rstd) {
   float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
   for (int64_t j = 0; j < h; ++j) sum += P::Load(x[j]);
@@ -23,23 +23,24 @@ void ForwardRow(const typename P::Storage* x, const typename P::Storage* gamma, 
     const float d = P::Load(x[j]) - m;
     squares += d * d;
   }
-  const float r = 1.0f / std::sqrt(squares / static_cast<float>(h) + epsilon);
+  const float r = 1.0f / std::sqrt(squares / static_cast<float>(h) + o.epsilon);
+  const float offset = o.gamma_offset;
 #pragma omp simd
-  for (int64_t j = 0; j < h; ++j) y[j] = P::Store((P::Load(x[j]) - m) * r * P::Load(gamma[j]) + P::Load(beta[j]));
+  for (int64_t j = 0; j < h; ++j) y[j] = P::Store((P::Load(x[j]) - m) * r * (P::Load(gamma[j]) + offset) + P::Load(beta[j]));
   *mean = m;
   *rstd = r;
 }
 
-void ForwardCpu(const Context&, const Tensor& x, const Tensor& gamma, const Tensor& beta, float epsilon, DType precision,
+void ForwardCpu(const Context&, const Tensor& x, const Tensor& gamma, const Tensor& beta, const NormOptions& options,
                 const Tensor& y, const Tensor& mean, const Tensor& rstd) {
   const int64_t h = LastDimension(x), rows = x.size() / h;
-  cpu::WithPrecision(x.dtype, precision, [&]<class P>(P) {
+  cpu::WithPrecision(x.dtype, options.precision, [&]<class P>(P) {
     using T = typename P::Storage;
     const T *in = x.as<T>(), *g = gamma.as<T>(), *b = beta.as<T>();
     T* out = y.as<T>();
     float *means = mean.as<float>(), *rstds = rstd.as<float>();
 #pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < rows; ++i) ForwardRow<P>(in + i * h, g, b, h, epsilon, out + i * h, means + i, rstds + i);
+    for (int64_t i = 0; i < rows; ++i) ForwardRow<P>(in + i * h, g, b, h, options, out + i * h, means + i, rstds + i);
   });
 }
 
@@ -73,12 +74,12 @@ void AddParameterGradients(const Tensor& dy, const Tensor& x, const float* means
 }
 
 template <class P, bool kResidual>
-void BackwardRow(const typename P::Storage* dy, const typename P::Storage* x, const typename P::Storage* gamma, float m, float r,
-                 const typename P::Storage* residual, int64_t h, typename P::Storage* dx) {
+void BackwardRow(const typename P::Storage* dy, const typename P::Storage* x, const typename P::Storage* gamma, float offset,
+                 float m, float r, const typename P::Storage* residual, int64_t h, typename P::Storage* dx) {
   float sum = 0.0f, dot = 0.0f;
 #pragma omp simd reduction(+ : sum, dot)
   for (int64_t j = 0; j < h; ++j) {
-    const float t = P::Load(dy[j]) * P::Load(gamma[j]);
+    const float t = P::Load(dy[j]) * (P::Load(gamma[j]) + offset);
     sum += t;
     dot += t * ((P::Load(x[j]) - m) * r);
   }
@@ -86,15 +87,16 @@ void BackwardRow(const typename P::Storage* dy, const typename P::Storage* x, co
 #pragma omp simd
   for (int64_t j = 0; j < h; ++j) {
     const float normal = (P::Load(x[j]) - m) * r;
-    const float d = P::Round(r * (P::Load(dy[j]) * P::Load(gamma[j]) - mean_t - normal * mean_dot));
+    const float d = P::Round(r * (P::Load(dy[j]) * (P::Load(gamma[j]) + offset) - mean_t - normal * mean_dot));
     dx[j] = P::Store(kResidual ? P::Load(residual[j]) + d : d);
   }
 }
 
 void BackwardCpu(const Context&, const Tensor& dy, const Tensor& x, const Tensor& gamma, const Tensor& mean, const Tensor& rstd,
-                 const Tensor& d_residual, DType precision, const Tensor& dx, const Tensor& gamma_grad, const Tensor& beta_grad) {
+                 const Tensor& d_residual, const NormOptions& options, const Tensor& dx, const Tensor& gamma_grad,
+                 const Tensor& beta_grad) {
   const int64_t h = LastDimension(x), rows = x.size() / h;
-  cpu::WithPrecision(x.dtype, precision, [&]<class P>(P) {
+  cpu::WithPrecision(x.dtype, options.precision, [&]<class P>(P) {
     using T = typename P::Storage;
     const float *means = mean.as<float>(), *rstds = rstd.as<float>();
     AddParameterGradients<P>(dy, x, means, rstds, gamma_grad.as<float>(), beta_grad.as<float>());  // Before dx overwrites dy.
@@ -104,9 +106,10 @@ void BackwardCpu(const Context&, const Tensor& dy, const Tensor& x, const Tensor
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < rows; ++i) {
       if (residual != nullptr) {
-        BackwardRow<P, true>(g + i * h, in + i * h, scale, means[i], rstds[i], residual + i * h, h, out + i * h);
+        BackwardRow<P, true>(g + i * h, in + i * h, scale, options.gamma_offset, means[i], rstds[i], residual + i * h, h,
+                             out + i * h);
       } else {
-        BackwardRow<P, false>(g + i * h, in + i * h, scale, means[i], rstds[i], nullptr, h, out + i * h);
+        BackwardRow<P, false>(g + i * h, in + i * h, scale, options.gamma_offset, means[i], rstds[i], nullptr, h, out + i * h);
       }
     }
   });
@@ -114,10 +117,11 @@ void BackwardCpu(const Context&, const Tensor& dy, const Tensor& x, const Tensor
 
 }  // namespace
 
-Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, float, DType, const Tensor&, const Tensor&, const Tensor&)>
+Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, const NormOptions&, const Tensor&, const Tensor&,
+        const Tensor&)>
     LayerNormForward{&ForwardCpu};
-Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, DType,
-        const Tensor&, const Tensor&, const Tensor&)>
+Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+        const NormOptions&, const Tensor&, const Tensor&, const Tensor&)>
     LayerNormBackward{&BackwardCpu};
 
 }  // namespace mbridge

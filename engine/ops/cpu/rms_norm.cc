@@ -8,37 +8,60 @@
 namespace mbridge {
 namespace {
 
-template <class P>
-float ForwardRow(const typename P::Storage* x, const typename P::Storage* gamma, int64_t h, float epsilon,
-                 typename P::Storage* y) {
+// A normalised vector: `count` slices of d elements, slice i at column_of(i) of its row; gamma is contiguous.
+template <class P, class ColumnOf>
+float ForwardSlices(const typename P::Storage* x, const typename P::Storage* gamma, int64_t count, int64_t d, ColumnOf column_of,
+                    const NormOptions& o, typename P::Storage* y) {
   float squares = 0.0f;
-#pragma omp simd reduction(+ : squares)
-  for (int64_t j = 0; j < h; ++j) squares += P::Load(x[j]) * P::Load(x[j]);
-  const float r = 1.0f / std::sqrt(squares / static_cast<float>(h) + epsilon);
+  for (int64_t i = 0; i < count; ++i) {
+    const auto* in = x + column_of(i);
+    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < d; ++j) sum += P::Load(in[j]) * P::Load(in[j]);
+    squares += sum;
+  }
+  const float r = 1.0f / std::sqrt(squares / static_cast<float>(count * d) + o.epsilon), offset = o.gamma_offset;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto *in = x + column_of(i), *g = gamma + i * d;
+    auto* out = y + column_of(i);
 #pragma omp simd
-  for (int64_t j = 0; j < h; ++j) y[j] = P::Store(P::Load(x[j]) * r * P::Load(gamma[j]));
+    for (int64_t j = 0; j < d; ++j) out[j] = P::Store(P::Load(in[j]) * r * (P::Load(g[j]) + offset));
+  }
   return r;
 }
 
-// residual may be null.
-template <class P>
-void BackwardRow(const typename P::Storage* dy, const typename P::Storage* x, const typename P::Storage* gamma, float r,
-                 const typename P::Storage* residual, int64_t h, typename P::Storage* dx) {
+// residual may be null; dx may be dy or residual.
+template <class P, class ColumnOf>
+void BackwardSlices(const typename P::Storage* dy, const typename P::Storage* x, const typename P::Storage* gamma, float offset,
+                    float r, const typename P::Storage* residual, int64_t count, int64_t d, ColumnOf column_of,
+                    typename P::Storage* dx) {
   float dot = 0.0f;
-#pragma omp simd reduction(+ : dot)
-  for (int64_t j = 0; j < h; ++j) dot += P::Load(dy[j]) * P::Load(gamma[j]) * (P::Load(x[j]) * r);
-  const float mean_dot = dot / static_cast<float>(h);
-  const auto gradient = [&](int64_t j) {
-    return P::Round(r * (P::Load(dy[j]) * P::Load(gamma[j]) - P::Load(x[j]) * r * mean_dot));
-  };
-  if (residual == nullptr) {
+  for (int64_t i = 0; i < count; ++i) {
+    const auto *grad = dy + column_of(i), *in = x + column_of(i), *g = gamma + i * d;
+    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < d; ++j) sum += P::Load(grad[j]) * (P::Load(g[j]) + offset) * (P::Load(in[j]) * r);
+    dot += sum;
+  }
+  const float mean_dot = dot / static_cast<float>(count * d);
+  for (int64_t i = 0; i < count; ++i) {
+    const auto *grad = dy + column_of(i), *in = x + column_of(i), *g = gamma + i * d;
+    auto* out = dx + column_of(i);
+    const auto gradient = [&](int64_t j) {
+      return P::Round(r * (P::Load(grad[j]) * (P::Load(g[j]) + offset) - P::Load(in[j]) * r * mean_dot));
+    };
+    if (residual == nullptr) {
 #pragma omp simd
-    for (int64_t j = 0; j < h; ++j) dx[j] = P::Store(gradient(j));
-  } else {
+      for (int64_t j = 0; j < d; ++j) out[j] = P::Store(gradient(j));
+    } else {
+      const auto* joined = residual + column_of(i);
 #pragma omp simd
-    for (int64_t j = 0; j < h; ++j) dx[j] = P::Store(P::Load(residual[j]) + gradient(j));
+      for (int64_t j = 0; j < d; ++j) out[j] = P::Store(P::Load(joined[j]) + gradient(j));
+    }
   }
 }
+
+int64_t AtRowBegin(int64_t) { return 0; }
 
 // gamma_grad += round(sum of dy n over rows). row_at(i) is the offset of row i in dy and x, rstd_at(i) its factor. A thread owns
 // columns, so the order of summation is that of the rows.
@@ -63,23 +86,23 @@ void AddGammaGradient(const typename P::Storage* dy, const typename P::Storage* 
 
 int64_t LastDimension(const Tensor& x) { return x.shape[x.shape.rank() - 1]; }
 
-void ForwardCpu(const Context&, const Tensor& x, const Tensor& gamma, float epsilon, DType precision, const Tensor& y,
+void ForwardCpu(const Context&, const Tensor& x, const Tensor& gamma, const NormOptions& options, const Tensor& y,
                 const Tensor& rstd) {
   const int64_t h = LastDimension(x), rows = x.size() / h;
-  cpu::WithPrecision(x.dtype, precision, [&]<class P>(P) {
+  cpu::WithPrecision(x.dtype, options.precision, [&]<class P>(P) {
     using T = typename P::Storage;
     const T *in = x.as<T>(), *scale = gamma.as<T>();
     T* out = y.as<T>();
     float* rstds = rstd.as<float>();
 #pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < rows; ++i) rstds[i] = ForwardRow<P>(in + i * h, scale, h, epsilon, out + i * h);
+    for (int64_t i = 0; i < rows; ++i) rstds[i] = ForwardSlices<P>(in + i * h, scale, 1, h, AtRowBegin, options, out + i * h);
   });
 }
 
 void BackwardCpu(const Context&, const Tensor& dy, const Tensor& x, const Tensor& gamma, const Tensor& rstd,
-                 const Tensor& d_residual, DType precision, const Tensor& dx, const Tensor& gamma_grad) {
+                 const Tensor& d_residual, const NormOptions& options, const Tensor& dx, const Tensor& gamma_grad) {
   const int64_t h = LastDimension(x), rows = x.size() / h;
-  cpu::WithPrecision(x.dtype, precision, [&]<class P>(P) {
+  cpu::WithPrecision(x.dtype, options.precision, [&]<class P>(P) {
     using T = typename P::Storage;
     const T *g = dy.as<T>(), *in = x.as<T>(), *scale = gamma.as<T>();
     const float* rstds = rstd.as<float>();
@@ -90,15 +113,42 @@ void BackwardCpu(const Context&, const Tensor& dy, const Tensor& x, const Tensor
     T* out = dx.as<T>();
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < rows; ++i) {
-      BackwardRow<P>(g + i * h, in + i * h, scale, rstds[i], residual == nullptr ? nullptr : residual + i * h, h, out + i * h);
+      BackwardSlices<P>(g + i * h, in + i * h, scale, options.gamma_offset, rstds[i],
+                        residual == nullptr ? nullptr : residual + i * h, 1, h, AtRowBegin, out + i * h);
     }
   });
 }
 
-void QkForwardCpu(const Context&, const Tensor& qkv, const Tensor& query_gamma, const Tensor& key_gamma, const QkvLayout& layout,
-                  float epsilon, DType precision, const Tensor& y, const Tensor& rstd) {
-  const int64_t width = layout.width(), rows = qkv.size() / width, d = layout.head_size, kinds = layout.heads + layout.groups;
-  cpu::WithPrecision(qkv.dtype, precision, [&]<class P>(P) {
+// The vectors of a token that are normalised, queries first.
+struct Spans {
+  const QkNormOptions& options;
+
+  int64_t count() const { return options.scope == QkNormScope::kProjection ? 2 : options.layout.heads + options.layout.groups; }
+  // apply(place in rstd, number of slices, columns of the slices, whether they are keys).
+  template <class Apply> void ForEach(Apply&& apply) const {
+    const QkvLayout& l = options.layout;
+    const auto query = [&l](int64_t head) { return l.query_column(head); };
+    const auto key = [&l](int64_t group) { return l.key_column(group); };
+    if (options.scope == QkNormScope::kProjection) {
+      apply(0, l.heads, query, false);
+      apply(1, l.groups, key, true);
+      return;
+    }
+    for (int64_t head = 0; head < l.heads; ++head)
+      apply(
+          head, 1, [&, head](int64_t) { return query(head); }, false);
+    for (int64_t group = 0; group < l.groups; ++group)
+      apply(
+          l.heads + group, 1, [&, group](int64_t) { return key(group); }, true);
+  }
+};
+
+void QkForwardCpu(const Context&, const Tensor& qkv, const Tensor& query_gamma, const Tensor& key_gamma,
+                  const QkNormOptions& options, const Tensor& y, const Tensor& rstd) {
+  const QkvLayout& layout = options.layout;
+  const int64_t width = layout.width(), rows = qkv.size() / width, d = layout.head_size;
+  const Spans spans{options};
+  cpu::WithPrecision(qkv.dtype, options.norm.precision, [&]<class P>(P) {
     using T = typename P::Storage;
     const T *in = qkv.as<T>(), *q = query_gamma.as<T>(), *k = key_gamma.as<T>();
     T* out = y.as<T>();
@@ -107,57 +157,72 @@ void QkForwardCpu(const Context&, const Tensor& qkv, const Tensor& query_gamma, 
     for (int64_t i = 0; i < rows; ++i) {
       const T* row = in + i * width;
       T* to = out + i * width;
-      for (int64_t head = 0; head < layout.heads; ++head) {
-        const int64_t at = layout.query_column(head);
-        rstds[i * kinds + head] = ForwardRow<P>(row + at, q, d, epsilon, to + at);
-      }
-      for (int64_t group = 0; group < layout.groups; ++group) {
-        const int64_t at = layout.key_column(group), value = layout.value_column(group);
-        rstds[i * kinds + layout.heads + group] = ForwardRow<P>(row + at, k, d, epsilon, to + at);
-        std::copy_n(row + value, d, to + value);
-      }
+      spans.ForEach([&](int64_t place, int64_t count, auto column_of, bool is_key) {
+        rstds[i * spans.count() + place] = ForwardSlices<P>(row, is_key ? k : q, count, d, column_of, options.norm, to);
+      });
+      for (int64_t group = 0; group < layout.groups; ++group)
+        std::copy_n(row + layout.value_column(group), d, to + layout.value_column(group));
     }
   });
 }
 
+// The gammas' gradients: heads that share a gamma are rows of one sum.
+template <class P>
+void AddQkGammaGradients(const typename P::Storage* grad, const typename P::Storage* in, const float* rstds, int64_t rows,
+                         const QkNormOptions& options, float* query_grad, float* key_grad) {
+  const QkvLayout& layout = options.layout;
+  const int64_t width = layout.width(), d = layout.head_size, heads = layout.heads, groups = layout.groups;
+  const int64_t kinds = Spans{options}.count();
+  if (options.scope == QkNormScope::kProjection) {
+    const auto add = [&](int64_t column, int64_t place, float* to) {
+      AddGammaGradient<P>(
+          grad, in, rows, d, [&](int64_t i) { return i * width + column; }, [&](int64_t i) { return rstds[i * kinds + place]; },
+          to);
+    };
+    for (int64_t head = 0; head < heads; ++head) add(layout.query_column(head), 0, query_grad + head * d);
+    for (int64_t group = 0; group < groups; ++group) add(layout.key_column(group), 1, key_grad + group * d);
+    return;
+  }
+  AddGammaGradient<P>(
+      grad, in, rows * heads, d, [&](int64_t i) { return i / heads * width + layout.query_column(i % heads); },
+      [&](int64_t i) { return rstds[i / heads * kinds + i % heads]; }, query_grad);
+  AddGammaGradient<P>(
+      grad, in, rows * groups, d, [&](int64_t i) { return i / groups * width + layout.key_column(i % groups); },
+      [&](int64_t i) { return rstds[i / groups * kinds + heads + i % groups]; }, key_grad);
+}
+
 void QkBackwardCpu(const Context&, const Tensor& gradient, const Tensor& qkv, const Tensor& query_gamma, const Tensor& key_gamma,
-                   const Tensor& rstd, const QkvLayout& layout, DType precision, const Tensor& query_gamma_grad,
+                   const Tensor& rstd, const QkNormOptions& options, const Tensor& query_gamma_grad,
                    const Tensor& key_gamma_grad) {
-  const int64_t width = layout.width(), rows = qkv.size() / width, d = layout.head_size, kinds = layout.heads + layout.groups;
-  cpu::WithPrecision(qkv.dtype, precision, [&]<class P>(P) {
+  const int64_t width = options.layout.width(), rows = qkv.size() / width;
+  const Spans spans{options};
+  cpu::WithPrecision(qkv.dtype, options.norm.precision, [&]<class P>(P) {
     using T = typename P::Storage;
     T* grad = gradient.as<T>();
     const T *in = qkv.as<T>(), *q = query_gamma.as<T>(), *k = key_gamma.as<T>();
     const float* rstds = rstd.as<float>();
-    const int64_t heads = layout.heads, groups = layout.groups;
-    AddGammaGradient<P>(
-        grad, in, rows * heads, d, [&](int64_t i) { return i / heads * width + layout.query_column(i % heads); },
-        [&](int64_t i) { return rstds[i / heads * kinds + i % heads]; }, query_gamma_grad.as<float>());
-    AddGammaGradient<P>(
-        grad, in, rows * groups, d, [&](int64_t i) { return i / groups * width + layout.key_column(i % groups); },
-        [&](int64_t i) { return rstds[i / groups * kinds + heads + i % groups]; }, key_gamma_grad.as<float>());
+    AddQkGammaGradients<P>(grad, in, rstds, rows, options, query_gamma_grad.as<float>(), key_gamma_grad.as<float>());
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < rows; ++i) {
-      const auto backward = [&](int64_t at, const T* gamma, float r) {
-        T* place = grad + i * width + at;
-        BackwardRow<P>(place, in + i * width + at, gamma, r, nullptr, d, place);
-      };
-      for (int64_t head = 0; head < heads; ++head) backward(layout.query_column(head), q, rstds[i * kinds + head]);
-      for (int64_t group = 0; group < groups; ++group) backward(layout.key_column(group), k, rstds[i * kinds + heads + group]);
+      T* place_in_grad = grad + i * width;
+      spans.ForEach([&](int64_t place, int64_t count, auto column_of, bool is_key) {
+        BackwardSlices<P>(place_in_grad, in + i * width, is_key ? k : q, options.norm.gamma_offset,
+                          rstds[i * spans.count() + place], nullptr, count, options.layout.head_size, column_of, place_in_grad);
+      });
     }
   });
 }
 
 }  // namespace
 
-Op<void(const Context&, const Tensor&, const Tensor&, float, DType, const Tensor&, const Tensor&)> RmsNormForward{&ForwardCpu};
-Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, DType, const Tensor&,
-        const Tensor&)>
+Op<void(const Context&, const Tensor&, const Tensor&, const NormOptions&, const Tensor&, const Tensor&)> RmsNormForward{
+    &ForwardCpu};
+Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const NormOptions&,
+        const Tensor&, const Tensor&)>
     RmsNormBackward{&BackwardCpu};
-Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, const QkvLayout&, float, DType, const Tensor&,
-        const Tensor&)>
+Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, const QkNormOptions&, const Tensor&, const Tensor&)>
     QkNormForward{&QkForwardCpu};
-Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const QkvLayout&, DType,
+Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const QkNormOptions&,
         const Tensor&, const Tensor&)>
     QkNormBackward{&QkBackwardCpu};
 

@@ -30,6 +30,19 @@ inline float Exp(float x) {
 // 1 / (1 + exp(-x)).
 inline float Sigmoid(float x) { return 1.0f / (1.0f + Exp(-x)); }
 
+// Relative error below 3e-7.
+inline float Tanh(float x) {
+  const float a = std::fabs(x), z = x * x;
+  float p = -5.70498872745e-3f;
+  p = std::fma(p, z, 2.06390887954e-2f);
+  p = std::fma(p, z, -5.37397155531e-2f);
+  p = std::fma(p, z, 1.33314422036e-1f);
+  p = std::fma(p, z, -3.33332819422e-1f);
+  const float near = std::fma(p * z, x, x);  // |x| < 0.625.
+  const float far = std::copysign(1.0f - 2.0f / (Exp(2.0f * a) + 1.0f), x);
+  return a < 0.625f ? near : far;
+}
+
 // Absolute error below 2e-7.
 inline float Erf(float x) {
   const float a = std::fabs(x), z = x * x;
