@@ -24,8 +24,10 @@ constexpr DType ProbabilityType(const AttentionOptions& options) {
   return options.softmax_in_fp32 ? DType::kF32 : options.precision;
 }
 
-// Bytes of scratch for either direction with `threads` OpenMP threads.
-int64_t AttentionWorkspaceBytes(const AttentionOptions& options, DType storage, int threads);
+// Bytes of scratch for either direction: with `threads` OpenMP threads on the CPU; on CUDA the scores of as many heads as make
+// 256 MiB, twice, and with grouped queries the key and value gradients of every head.
+int64_t AttentionWorkspaceBytes(const AttentionOptions& options, DType storage, int threads,
+                                DeviceType device = DeviceType::kCpu);
 
 // qkv [s, b, groups * (heads / groups + 2) * d]: per group its queries, then key, then value. For each head:
 //   S = round(U), U = scale Q K^T, with a soft cap S = round(cap tanh(U / cap)); masked above the diagonal and before the window;

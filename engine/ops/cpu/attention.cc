@@ -11,6 +11,7 @@
 
 #include "engine/ops/cpu/precision.h"
 #include "engine/ops/cpu/vector_math.h"
+#include "engine/ops/cuda/attention_workspace.h"
 #include "engine/ops/dropout.h"
 #include "engine/ops/gemm.h"
 #include "engine/ops/qkv_layout.h"
@@ -313,7 +314,10 @@ void BackwardCpu(const Context& context, const Tensor& d_context, const Tensor& 
 
 }  // namespace
 
-int64_t AttentionWorkspaceBytes(const AttentionOptions& options, DType storage, int threads) {
+int64_t AttentionWorkspaceBytes(const AttentionOptions& options, DType storage, int threads, DeviceType device) {
+  if (device == DeviceType::kCuda) {
+    return cuda::AttentionWorkspace(options, storage).elements() * static_cast<int64_t>(SizeOf(storage));
+  }
   return threads * Scratch(options, storage, nullptr).floats * static_cast<int64_t>(sizeof(float));
 }
 

@@ -1,0 +1,23 @@
+// How the CUDA matrix products choose among cuBLASLt's algorithms. One choice per problem and process.
+#pragma once
+
+#include <string>
+
+namespace mbridge::cuda {
+
+struct GemmTuning {
+  // Times cuBLASLt's candidates at the first product of a shape and keeps the fastest. Else its first suggestion is taken, which
+  // is the same in every process with the same GPU and cuBLAS version (bits do not depend on timings).
+  bool time_candidates = true;
+  int candidates = 16;          // Asked for; 1 to 64.
+  std::string cache_file = {};  // Choices are read from here at once and written by SaveGemmChoices(); empty: none.
+};
+
+// Forgets all choices and takes new rules. Not while products run in other threads. A cache file of another GPU model or cuBLAS
+// version is ignored; one that cannot be read as such throws EngineError.
+void SetGemmTuning(const GemmTuning& tuning);
+
+// Writes the timed choices to the cache file (temporary file and rename); nothing without a file or new choices.
+void SaveGemmChoices();
+
+}  // namespace mbridge::cuda
