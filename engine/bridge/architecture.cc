@@ -74,6 +74,10 @@ GptConfig ModelShape(GptConfig config) {
   config.hidden_dropout = config.attention_dropout = 0.0;
   config.init_method_std = none.init_method_std;
   config.output_init_std = config.embedding_init_std = 0.0;
+  config.moe_load_balancing = none.moe_load_balancing;
+  config.moe_aux_loss_coeff = config.moe_z_loss_coeff = 0.0;
+  config.moe_router_bias_update_rate = none.moe_router_bias_update_rate;
+  config.moe_router_fp32 = none.moe_router_fp32;
   config.dtype = none.dtype;
   config.bias_activation_fusion = none.bias_activation_fusion;
   config.bias_dropout_fusion = none.bias_dropout_fusion;

@@ -246,7 +246,10 @@ INSTANTIATE_TEST_SUITE_P(Families, HuggingFaceFixtures,
                                          "llama_bias",        //
                                          "mistral",           //
                                          "qwen2",             //
-                                         "qwen3"              //
+                                         "qwen3",             //
+                                         "mixtral",           //
+                                         "qwen2_moe",         //
+                                         "qwen3_moe"          //
                                          ),
                          [](const auto& info) { return info.param; });
 

@@ -17,21 +17,25 @@ int ParameterStore::Add(ParameterSpec spec) {
 }
 
 void ParameterStore::Allocate() {
-  int64_t total = 0;
+  int64_t total = 0, state = 0;  // Elements of the buffers, of what is not trainable.
   std::vector<int64_t> offsets;
   for (const Parameter& parameter : parameters_) {
-    offsets.push_back(total);
-    total += (parameter.spec.shape.NumElements() + kAlignElements - 1) / kAlignElements * kAlignElements;
+    int64_t* end = parameter.spec.trainable ? &total : &state;
+    offsets.push_back(*end);
+    *end += (parameter.spec.shape.NumElements() + kAlignElements - 1) / kAlignElements * kAlignElements;
   }
   value_memory_ = AllocateZeroed(device_, static_cast<size_t>(total) * SizeOf(dtype_), "weights");
   grad_memory_ = AllocateZeroed(device_, static_cast<size_t>(total) * sizeof(float), "gradients");
+  if (state > 0) state_memory_ = AllocateZeroed(device_, static_cast<size_t>(state) * sizeof(float), "expert biases");
   values_ = {value_memory_.get(), dtype_, device_, {total}};
   grads_ = {grad_memory_.get(), DType::kF32, device_, {total}};
+  const Tensor states{state_memory_.get(), DType::kF32, device_, {state}};
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
     const int64_t count = parameter.spec.shape.NumElements();
-    parameter.value = values_.Rows(offsets[i], count).View(parameter.spec.shape);
-    parameter.main_grad = grads_.Rows(offsets[i], count).View(parameter.spec.shape);
+    const Tensor& values = parameter.spec.trainable ? values_ : states;
+    parameter.value = values.Rows(offsets[i], count).View(parameter.spec.shape);
+    if (parameter.spec.trainable) parameter.main_grad = grads_.Rows(offsets[i], count).View(parameter.spec.shape);
   }
 }
 
@@ -44,7 +48,9 @@ int ParameterStore::Find(std::string_view name) const {
 
 int64_t ParameterStore::NumElements() const {
   int64_t total = 0;
-  for (const Parameter& parameter : parameters_) total += parameter.spec.shape.NumElements();
+  for (const Parameter& parameter : parameters_) {
+    if (parameter.spec.trainable) total += parameter.spec.shape.NumElements();
+  }
   return total;
 }
 

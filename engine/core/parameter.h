@@ -17,14 +17,16 @@ struct ParameterSpec {
   Shape global_shape;              // Of the whole tensor.
   int shard_axis = -1;             // Axis split over the tensor-parallel group; -1 = replicated.
   int64_t shard_begin = 0;         // First global index of this rank along shard_axis.
+  bool trainable = true;           // False: state beside the weights (a router's expert bias): F32, no gradient, no optimizer.
   bool weight_decay = true;        // False: 1-D tensors and biases (Megatron-LM's no-decay group).
   bool sequence_parallel = false;  // Its gradient is summed over the tensor-parallel group under sequence parallelism.
 };
 
 struct Parameter {
   ParameterSpec spec;
-  Tensor value;      // Model dtype (BF16, F16 or F32), inside the value buffer.
-  Tensor main_grad;  // F32, inside the gradient buffer; zeroed once an iteration, accumulated over microbatches.
+  Tensor value;      // Model dtype (BF16, F16 or F32), inside the value buffer; F32 and outside if it is not trainable.
+  Tensor main_grad;  // F32, inside the gradient buffer; zeroed once an iteration, accumulated over microbatches. Empty if the
+                     // parameter is not trainable.
 };
 
 // Owns the two buffers. The order of parameters is the order of creation (= Megatron-LM's draws), which is also the buffer
@@ -44,7 +46,7 @@ class ParameterStore {
   int Find(std::string_view name) const;
   Tensor values() const { return values_; }     // 1-D, model dtype, with the alignment gaps (always zero).
   Tensor main_grads() const { return grads_; }  // 1-D, F32, same element offsets as values().
-  int64_t NumElements() const;                  // Without gaps.
+  int64_t NumElements() const;                  // Of the trainable ones, without gaps.
   DType dtype() const { return dtype_; }
   DeviceType device() const { return device_; }
   // In the order of the context's stream.
@@ -55,7 +57,7 @@ class ParameterStore {
   DeviceType device_;
   std::vector<Parameter> parameters_;
   Tensor values_, grads_;
-  std::shared_ptr<void> value_memory_, grad_memory_;
+  std::shared_ptr<void> value_memory_, grad_memory_, state_memory_;
 };
 
 }  // namespace mbridge

@@ -61,10 +61,12 @@ class TorchCpuGenerator {
 struct RngStreams {
   PhiloxStream default_stream;  // Embedding and hidden dropout (without sequence parallelism).
   PhiloxStream model_parallel;  // Weights of tensor-parallel layers, attention dropout; differs per tensor-parallel rank.
-  TorchCpuGenerator cpu;        // Position table.
+  PhiloxStream expert_parallel;  // Weights of experts. Draws nothing later, so checkpoints don't hold it.
+  TorchCpuGenerator cpu;        // Position table, routers.
   int sm_count;
 
-  // Right after Megatron-LM's seeding: base = seed + 100 * pipeline_rank; model parallel: base + 2718 + tensor_rank.
+  // Right after Megatron-LM's seeding: base = seed + 100 * pipeline_rank; model parallel: base + 2718 + tensor_rank; experts:
+  // base + 1024.
   explicit RngStreams(uint64_t seed, int pipeline_rank = 0, int tensor_rank = 0, int sm_count = kHopperSmCount);
 
   // Draws of Megatron-LM's _warmup_jit_function, always made before the model is built, on the default stream. Sizes are per

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/core/error.h"
+#include "engine/model/moe.h"
 #include "engine/model/rotary_tables.h"
 
 namespace mbridge {
@@ -86,8 +87,20 @@ bool HasRope(const GptConfig& config, int64_t layer) {
   return config.no_rope_freq.empty() || config.no_rope_freq[static_cast<size_t>(layer)] == 0;
 }
 
+bool IsMoeLayer(const GptConfig& config, int64_t layer) {
+  const auto& pattern = config.moe_layer_freq;
+  return config.num_moe_experts > 0 && (pattern.empty() || pattern[static_cast<size_t>(layer)] != 0);
+}
+
+int64_t CountMoeLayers(const GptConfig& config) {
+  int64_t count = 0;
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) count += IsMoeLayer(config, layer) ? 1 : 0;
+  return count;
+}
+
 bool IsGated(ActivationKind kind) {
-  return kind == ActivationKind::kSwiGlu || kind == ActivationKind::kGeglu || kind == ActivationKind::kGegluTanh;
+  return kind == ActivationKind::kSwiGlu || kind == ActivationKind::kGeglu || kind == ActivationKind::kGegluTanh ||
+         kind == ActivationKind::kQuickGeglu;
 }
 
 int64_t Fc1Width(const GptConfig& config) {
@@ -109,7 +122,9 @@ void ValidateGptConfig(const GptConfig& config) {
   RequirePositive("num_attention_heads", config.num_attention_heads);
   RequirePositive("num_query_groups", config.num_query_groups);
   RequirePositive("kv_channels", config.kv_channels);
-  RequirePositive("ffn_hidden_size", config.ffn_hidden_size);
+  ValidateLayerPattern("moe_layer_freq", config.moe_layer_freq, config.num_layers);
+  ValidateMoe(config);
+  if (CountMoeLayers(config) < config.num_layers) RequirePositive("ffn_hidden_size", config.ffn_hidden_size);
   RequirePositive("seq_length", config.seq_length);
   RequirePositive("vocab_size (padded)", config.padded_vocab_size);
   RequireMultiple("num_attention_heads", config.num_attention_heads, "num_query_groups", config.num_query_groups);
@@ -128,6 +143,8 @@ void ValidateGptConfig(const GptConfig& config) {
   ValidateLayerPattern("window_attn_skip_freq", config.window_attn_skip_freq, config.num_layers);
   ValidateLayerPattern("no_rope_freq", config.no_rope_freq, config.num_layers);
   ValidateScales(config);
+  if (config.activation == ActivationKind::kQuickGeglu && CountMoeLayers(config) < config.num_layers)
+    Unsupported("plain MLPs with a gated quick GELU");
   if (config.qk_layernorm && config.normalization != NormKind::kRmsNorm)
     Unsupported("query-key norms of another kind than RMSNorm");
 }

@@ -6,12 +6,15 @@
 #include <vector>
 
 #include "engine/core/dtype.h"
+#include "engine/ops/router.h"
 
 namespace mbridge {
 
 enum class NormKind : uint8_t { kLayerNorm, kRmsNorm };
-// kGelu's form follows bias_activation_fusion, kGeluTanh is always the tanh approximation; GLU: gated by the activation.
-enum class ActivationKind : uint8_t { kGelu, kSwiGlu, kGeluTanh, kGeglu, kGegluTanh, kSquaredRelu };
+// kGelu's form follows bias_activation_fusion, kGeluTanh is always the tanh approximation; GLU: gated by the activation; quick
+// GELU: x sigmoid(1.702 x), of experts only.
+enum class ActivationKind : uint8_t { kGelu, kSwiGlu, kGeluTanh, kGeglu, kGegluTanh, kSquaredRelu, kQuickGeglu };
+enum class LoadBalancing : uint8_t { kNone, kBatch, kSequence };  // Over a microbatch's tokens, over each sequence's.
 enum class PositionKind : uint8_t { kLearnedAbsolute, kRope, kNone };
 
 struct GptConfig {
@@ -50,6 +53,27 @@ struct GptConfig {
   double logits_scaling = 1;                   // Logits are divided by it, before the soft cap.
   bool tied_embeddings = true;                 // share_embeddings_and_output_weights.
   double layernorm_epsilon = 1e-5;
+
+  // Mixture of experts: gated MLPs of which a router gives each token a few.
+  int64_t num_moe_experts = 0;                      // 0: none.
+  std::vector<int64_t> moe_layer_freq;              // By layer, 1: experts, 0: the plain MLP; empty: experts everywhere.
+  int64_t moe_ffn_hidden_size = 0;                  // Width of an expert.
+  int64_t moe_shared_expert_intermediate_size = 0;  // Width of the experts that every token gets, together; 0: none.
+  bool moe_shared_expert_gate = false;              // Their output is scaled by a sigmoid of the input.
+  int64_t moe_router_topk = 2;
+  RouterScore moe_router_score = RouterScore::kSoftmaxOfChosen;  // moe_router_score_function and moe_router_pre_softmax.
+  int64_t moe_router_num_groups = 0;                             // Groups of experts (engine/ops/router.h); 0: none.
+  int64_t moe_router_group_topk = 0;
+  int64_t moe_router_group_experts = 0;         // Best scores that a group's sum takes; 0: topk / group_topk, at least 1.
+  double moe_router_topk_scaling_factor = 1.0;  // Of the probabilities.
+  bool moe_router_fp32 = false;                 // moe_router_dtype.
+  bool moe_router_enable_expert_bias = false;   // A bias of each expert, for the choice alone, moved towards equal load.
+  double moe_router_bias_update_rate = 1e-3;
+  LoadBalancing moe_load_balancing = LoadBalancing::kBatch;  // moe_router_load_balancing_type.
+  double moe_aux_loss_coeff = 0.0;
+  double moe_z_loss_coeff = 0.0;
+  double activation_clamp = 0.0;   // activation_func_clamp_value, of experts: bounds of both halves; 0: none.
+  double glu_linear_offset = 0.0;  // Added to the linear half, of experts.
 
   // Rotary positions (kRope).
   double rotary_base = 10000;
@@ -90,6 +114,10 @@ int64_t AttentionWindowOf(const GptConfig& config, int64_t layer);
 bool HasRope(const GptConfig& config, int64_t layer);
 
 bool IsGated(ActivationKind kind);
+
+// Whether the MLP of a layer is a mixture of experts.
+bool IsMoeLayer(const GptConfig& config, int64_t layer);
+int64_t CountMoeLayers(const GptConfig& config);
 
 // Width of the first MLP layer: gate and linear half of a gated activation.
 int64_t Fc1Width(const GptConfig& config);

@@ -1,6 +1,7 @@
 #include "engine/model/gpt_model.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,7 @@
 
 #include "engine/comm/communicator.h"
 #include "engine/core/arena.h"
+#include "engine/core/device.h"
 #include "engine/core/parameter.h"
 #include "engine/model/output_head.h"
 #include "engine/model/rotary_tables.h"
@@ -59,7 +61,7 @@ struct Activations {
       if (i == c.num_layers) {
         a.last_hidden = stream;
       } else {
-        a.layers.push_back(LayerRecord::Allocate(arena, step));
+        a.layers.push_back(LayerRecord::Allocate(arena, step, i));
         a.layers.back().input = stream;
       }
     }
@@ -133,6 +135,18 @@ struct GptModel::Impl {
     return linear;
   }
 
+  MoeParameters DeclareExperts(ParameterStore* store, const std::string& prefix) {
+    return DeclareMoe(config, prefix, [&](const MoeParameter& parameter) {
+      ParameterSpec spec{.name = parameter.name,
+                         .shape = parameter.shape,
+                         .global_shape = parameter.shape,
+                         .trainable = parameter.trainable,
+                         .weight_decay = parameter.shape.rank() > 1};
+      rules.push_back(parameter.rule);
+      return store->Add(std::move(spec));
+    });
+  }
+
   LayerParameters DeclareLayer(ParameterStore* store, int64_t layer) {
     const std::string prefix = fmt::format("decoder.layers.{}.", layer);
     const GptConfig& c = config;
@@ -151,8 +165,12 @@ struct GptModel::Impl {
       p.key_gamma = Declare(store, prefix + "self_attention.k_layernorm.weight", {whole ? kv : c.kv_channels}, GammaRule(), true);
     }
     if (c.pre_layernorm) p.mlp_norm = DeclareNorm(store, prefix + "pre_mlp_layernorm");
-    p.fc1 = DeclareLinear(store, prefix + "mlp.linear_fc1", Fc1Width(c), c.hidden_size, c.init_method_std, false);
-    p.fc2 = DeclareLinear(store, prefix + "mlp.linear_fc2", c.hidden_size, c.ffn_hidden_size, OutputInitStd(c), true);
+    if (IsMoeLayer(c, layer)) {
+      p.moe = DeclareExperts(store, prefix + "mlp.");
+    } else {
+      p.fc1 = DeclareLinear(store, prefix + "mlp.linear_fc1", Fc1Width(c), c.hidden_size, c.init_method_std, false);
+      p.fc2 = DeclareLinear(store, prefix + "mlp.linear_fc2", c.hidden_size, c.ffn_hidden_size, OutputInitStd(c), true);
+    }
     if (c.post_layernorm) p.mlp_post_norm = DeclareNorm(store, prefix + "mlp.linear_fc2.post_layernorm");
     return p;
   }
@@ -312,9 +330,15 @@ void GptModel::DeclareParameters(ParameterStore* store) {
 }
 
 void GptModel::InitializeWeights(ParameterStore* store, RngStreams* streams) {
-  for (size_t i = 0; i < impl_->rules.size(); ++i) {
-    InitializeParameter(impl_->rules[i], (*store)[static_cast<int>(i)].value, streams);
+  const std::vector<InitRule>& rules = impl_->rules;
+  std::vector<int> order(rules.size());
+  std::iota(order.begin(), order.end(), 0);
+  for (auto begin = order.begin(); begin != order.end();) {
+    const auto end = std::find_if(begin, order.end(), [&](int i) { return rules[i].kind != rules[*begin].kind; });
+    std::stable_sort(begin, end, [&](int a, int b) { return rules[a].turn < rules[b].turn; });
+    begin = end;
   }
+  for (const int i : order) InitializeParameter(rules[i], (*store)[i].value, streams);
 }
 
 void GptModel::Prepare(const ParameterStore& store, int micro_batch_size) {
@@ -335,6 +359,24 @@ void GptModel::Prepare(const ParameterStore& store, int micro_batch_size) {
   for (const Tensor& touched : {m.activations.touched_words, m.activations.touched_positions}) {
     std::fill_n(touched.as<int32_t>(), touched.size(), -1);
   }
+  for (const LayerRecord& layer : m.activations.layers) {
+    for (const Tensor& sum : {layer.moe.load, layer.moe.balance_loss}) {
+      if (!sum.empty()) DeviceOf(m.context.device).Zero(m.context, sum.data, sum.bytes());
+    }
+  }
+}
+
+void GptModel::UpdateExpertBiases(Communicator* data_parallel) {
+  Impl& m = *impl_;
+  if (!m.config.moe_router_enable_expert_bias) return;
+  for (size_t i = 0; i < m.layers.size(); ++i) {
+    if (!m.layers[i].moe.present()) continue;
+    const Tensor& load = m.activations.layers[i].moe.load;
+    if (data_parallel != nullptr) data_parallel->AllReduce(load, ReduceOp::kSum);
+    UpdateExpertBias(m.context, load, static_cast<float>(m.config.moe_router_bias_update_rate),
+                     m.weights.value(m.layers[i].moe.expert_bias));
+    DeviceOf(m.context.device).Zero(m.context, load.data, load.bytes());
+  }
 }
 
 void GptModel::OnWeightsChanged() { impl_->weights.Refresh(); }
@@ -345,7 +387,8 @@ GptModel::LossSum GptModel::ForwardBackward(const int32_t* tokens, const int32_t
   const Impl::Batch batch{tokens, labels, loss_mask, position_ids};
   m.CheckBatch(batch);
   if (streams == nullptr) ThrowEngineError("training without random streams");
-  const Step step = m.StepFor(streams);
+  Step step = m.StepFor(streams);
+  step.grad_scale = grad_scale;
   const LossSum sum = m.SetTargets(step, batch, grad_scale);
   m.Forward(step, batch);
   OutputHeadRun(step, m.activations.normed, m.weights.value(m.output_table), m.activations.head);
@@ -388,7 +431,11 @@ double GptModel::FlopsPerToken() const {
   const auto kv = static_cast<double>(c.num_query_groups * c.kv_channels);
   const double projections = h * (q + 2 * kv) + q * h, core = q * static_cast<double>(c.seq_length);
   const double mlp = h * static_cast<double>(Fc1Width(c) + c.ffn_hidden_size);
-  return 6 * (static_cast<double>(c.num_layers) * (projections + core + mlp) + h * static_cast<double>(c.padded_vocab_size));
+  const double experts =
+      3 * h * static_cast<double>(c.moe_router_topk * c.moe_ffn_hidden_size + c.moe_shared_expert_intermediate_size);
+  const auto moe_layers = static_cast<double>(CountMoeLayers(c)), layers = static_cast<double>(c.num_layers);
+  return 6 * (layers * (projections + core) + (layers - moe_layers) * mlp + moe_layers * experts +
+              h * static_cast<double>(c.padded_vocab_size));
 }
 
 }  // namespace mbridge

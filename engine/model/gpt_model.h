@@ -52,6 +52,10 @@ class GptModel {
   LossSum ForwardBackward(const int32_t* tokens, const int32_t* labels, const float* loss_mask, const int32_t* position_ids,
                           float grad_scale, RngStreams* streams);
 
+  // Moves the expert biases (moe_router_enable_expert_bias) towards equal load, by the tokens of all ranks since the last call.
+  // Once an iteration, on every rank.
+  void UpdateExpertBiases(Communicator* data_parallel);
+
   // The same loss without dropout and gradients; draws nothing.
   LossSum Evaluate(const int32_t* tokens, const int32_t* labels, const float* loss_mask, const int32_t* position_ids);
 

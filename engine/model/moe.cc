@@ -18,7 +18,7 @@ DType RouterPrecision(const Step& step) { return step.config->moe_router_fp32 ? 
 
 ExpertActivationOptions ExpertActivationOf(const Step& step) {
   const GptConfig& c = *step.config;
-  const bool quick = c.activation == ActivationKind::kQuickGeGlu;
+  const bool quick = c.activation == ActivationKind::kQuickGeglu;
   return {.gate = quick ? GateKind::kQuickGelu : GateKind::kSilu,
           .clamp = static_cast<float>(c.activation_clamp),
           .linear_offset = static_cast<float>(c.glu_linear_offset),
@@ -61,8 +61,8 @@ void RouteTokens(const Step& step, const MoeParameters& p, const Weights& weight
     BiasAdd(step.context, r.logits, bias, RouterPrecision(step));
   }
   const RouterOptions options = RouterOptionsOf(step);
-  RouterForward(step.context, r.logits, p.expert_bias < 0 ? Tensor() : weights.buffer(p.expert_bias), options, r.scores,
-                r.experts, r.probabilities);
+  RouterForward(step.context, r.logits, p.expert_bias < 0 ? Tensor() : weights.value(p.expert_bias), options, r.scores, r.experts,
+                r.probabilities);
   SortByExpert(step.context, r.experts, r.rows);
   if (!step.training()) return;
   if (HasBalanceLoss(c)) {
@@ -95,15 +95,16 @@ void SharedBackward(const Step& step, const MoeParameters& p, const Weights& wei
                     const MoeRecord& r, const Tensor& x, const Tensor& dy, const Tensor& dx) {
   Tensor d_output = dy;
   if (p.shared_gate >= 0) {
-    const Tensor& d_gate = scratch.d_logits;  // Free again.
-    const Tensor d_gate_logits = d_gate.Rows(0, 1).View({d_gate.shape[1]}).empty() ? Tensor() : Tensor{d_gate.data, DType::kF32, d_gate.device, r.shared_gate.shape};
+    const int64_t tokens = TokensOf(step);
+    const Tensor d_gate_logits = scratch.d_logits.View({scratch.d_logits.size()}).Rows(0, tokens).View({tokens, 1});
     d_output = scratch.hidden;
     SharedGateBackward(step.context, dy, r.shared_output, r.shared_gate, step.precision, d_output, d_gate_logits);
-    const Tensor input = AsF32(step, x, scratch.input_f32), weight = AsF32(step, weights.value(p.shared_gate), scratch.weight_f32);
+    const Tensor input = AsF32(step, x, scratch.input_f32),
+                 weight = AsF32(step, weights.value(p.shared_gate), scratch.weight_f32);
     const Tensor gradient{scratch.weight_grad.data, DType::kF32, scratch.weight_grad.device, weight.shape};
     Gemm(step.context, AsMatrix(d_gate_logits), AsMatrix(input), AsMatrix(gradient), {.transpose_a = true});
     AddGradient(step.context, gradient, step.precision, weights.main_grad(p.shared_gate));
-    const Tensor part = scratch.sorted_a.Rows(0, TokensOf(step));
+    const Tensor part = scratch.sorted_a.Rows(0, tokens);
     Gemm(step.context, AsMatrix(d_gate_logits), AsMatrix(weight), AsMatrix(part), {});
     AddInputGradient(step, part, dx);
   }
@@ -161,7 +162,8 @@ void RouterBackwardAll(const Step& step, const MoeParameters& p, const Weights& 
 RouterOptions RouterOptionsOf(const Step& step) {
   const GptConfig& c = *step.config;
   int64_t group_experts = c.moe_router_group_experts;
-  if (group_experts == 0 && c.moe_router_group_topk > 0) group_experts = std::max<int64_t>(1, c.moe_router_topk / c.moe_router_group_topk);
+  if (group_experts == 0 && c.moe_router_group_topk > 0)
+    group_experts = std::max<int64_t>(1, c.moe_router_topk / c.moe_router_group_topk);
   return {.score = c.moe_router_score,
           .topk = c.moe_router_topk,
           .groups = c.moe_router_num_groups,
@@ -171,45 +173,41 @@ RouterOptions RouterOptionsOf(const Step& step) {
           .precision = RouterPrecision(step)};
 }
 
-MoeParameters DeclareMoe(const GptConfig& c, const std::string& prefix, const DeclareParameter& declare,
-                         const std::function<int(const std::string& name, const Shape& shape)>& declare_buffer) {
+MoeParameters DeclareMoe(const GptConfig& c, const std::string& prefix, const std::function<int(const MoeParameter&)>& declare) {
   const int64_t h = c.hidden_size, n = c.moe_ffn_hidden_size, count = c.num_moe_experts;
   const auto in_std = static_cast<float>(c.init_method_std), out_std = static_cast<float>(OutputInitStd(c));
   MoeParameters p;
-  p.router = declare(prefix + "router.weight", {count, h}, {InitRule::Kind::kCpuNormal, in_std}, -1, false);
-  if (c.add_bias_linear) p.router_bias = declare(prefix + "router.bias", {count}, {}, -1, false);
-  if (c.moe_router_enable_expert_bias) p.expert_bias = declare_buffer(prefix + "router.expert_bias", {count});
-  // Megatron-LM draws expert by expert.
-  const auto experts = [&](const char* name, const Shape& shape, const InitRule& rule, int axis, bool halves, int64_t turn) {
+  p.router = declare({.name = prefix + "router.weight", .shape = {count, h}, .rule = {InitRule::Kind::kCpuNormal, in_std}});
+  if (c.add_bias_linear) p.router_bias = declare({.name = prefix + "router.bias", .shape = {count}});
+  if (c.moe_router_enable_expert_bias) {
+    p.expert_bias = declare({.name = prefix + "router.expert_bias", .shape = {count}, .trainable = false});
+  }
+  const auto experts = [&](const char* name, MoeParameter parameter, int64_t turn) {
     int first = -1;
     for (int64_t e = 0; e < count; ++e) {
-      InitRule of_expert = rule;
-      of_expert.turn = 2 * e + turn;
-      const int index = declare(fmt::format("{}experts.{}{}", prefix, name, e), shape, of_expert, axis, halves);
+      parameter.name = fmt::format("{}experts.{}{}", prefix, name, e);
+      parameter.rule.turn = 2 * e + turn;  // Megatron-LM draws expert by expert.
+      const int index = declare(parameter);
       if (e == 0) first = index;
     }
     return first;
   };
-  p.fc1 = experts("linear_fc1.weight", {2 * n, h}, {InitRule::Kind::kExpertNormal, in_std}, 0, true, 0);
-  p.fc2 = experts("linear_fc2.weight", {h, n}, {InitRule::Kind::kExpertNormal, out_std}, 1, false, 1);
+  const InitRule::Kind normal = InitRule::Kind::kExpertNormal;
+  p.fc1 = experts("linear_fc1.weight", {.shape = {2 * n, h}, .rule = {normal, in_std}, .axis = 0, .halves = true}, 0);
+  p.fc2 = experts("linear_fc2.weight", {.shape = {h, n}, .rule = {normal, out_std}, .axis = 1}, 1);
   if (c.add_bias_linear) {
-    p.fc1_bias = experts("linear_fc1.bias", {2 * n}, {}, 0, true, 0);
-    p.fc2_bias = experts("linear_fc2.bias", {h}, {}, -1, false, 0);
+    p.fc1_bias = experts("linear_fc1.bias", {.shape = {2 * n}, .axis = 0, .halves = true}, 0);
+    p.fc2_bias = experts("linear_fc2.bias", {.shape = {h}}, 0);
   }
   const int64_t shared = c.moe_shared_expert_intermediate_size;
-  if (shared > 0) {
-    const auto linear = [&](const char* name, const Shape& shape, float std, int axis) {
-      Linear layer;
-      layer.weight = declare(fmt::format("{}shared_experts.{}.weight", prefix, name), shape,
-                             {InitRule::Kind::kModelParallelNormal, std}, axis, axis == 0);
-      return layer;
-    };
-    p.shared_fc1 = linear("linear_fc1", {2 * shared, h}, in_std, 0);
-    p.shared_fc2 = linear("linear_fc2", {h, shared}, out_std, 1);
-    if (c.moe_shared_expert_gate) {
-      p.shared_gate =
-          declare(prefix + "shared_experts.gate_weight", {1, h}, {InitRule::Kind::kCpuNormal, in_std}, -1, false);
-    }
+  if (shared == 0) return p;
+  const InitRule::Kind dense = InitRule::Kind::kModelParallelNormal;
+  const std::string name = prefix + "shared_experts.";
+  p.shared_fc1.weight =
+      declare({.name = name + "linear_fc1.weight", .shape = {2 * shared, h}, .rule = {dense, in_std}, .axis = 0, .halves = true});
+  p.shared_fc2.weight = declare({.name = name + "linear_fc2.weight", .shape = {h, shared}, .rule = {dense, out_std}, .axis = 1});
+  if (c.moe_shared_expert_gate) {
+    p.shared_gate = declare({.name = name + "gate_weight", .shape = {1, h}, .rule = {InitRule::Kind::kCpuNormal, in_std}});
   }
   return p;
 }
@@ -225,7 +223,8 @@ MoeRecord MoeRecord::Allocate(Arena* arena, const Step& step) {
   r.scores = floats({tokens, count});
   r.experts = arena->Allocate(DType::kI32, {tokens, k});
   r.probabilities = floats({tokens, k});
-  r.rows = {arena->Allocate(DType::kI32, {count + 1}), arena->Allocate(DType::kI32, {rows}), arena->Allocate(DType::kI32, {rows})};
+  r.rows = {arena->Allocate(DType::kI32, {count + 1}), arena->Allocate(DType::kI32, {rows}),
+            arena->Allocate(DType::kI32, {rows})};
   r.fc1_output = activation(rows, 2 * n);
   r.activated = activation(rows, n);
   if (shared > 0) {
@@ -306,8 +305,6 @@ void ValidateMoe(const GptConfig& c) {
   require(c.moe_ffn_hidden_size > 0, fmt::format("model.moe_ffn_hidden_size is {}: at least 1", c.moe_ffn_hidden_size));
   require(c.moe_router_topk >= 1 && c.moe_router_topk <= c.num_moe_experts,
           fmt::format("model.moe_router_topk is {}: 1 to model.num_moe_experts = {}", c.moe_router_topk, c.num_moe_experts));
-  require(c.moe_layers.empty() || static_cast<int64_t>(c.moe_layers.size()) == c.num_layers,
-          fmt::format("model.moe_layer_freq has {} entries: one for each of model.num_layers = {}", c.moe_layers.size(), c.num_layers));
   if (c.moe_router_num_groups > 0) {
     require(c.num_moe_experts % c.moe_router_num_groups == 0,
             fmt::format("model.moe_router_num_groups is {}: must divide model.num_moe_experts = {}", c.moe_router_num_groups,
@@ -327,7 +324,7 @@ void ValidateMoe(const GptConfig& c) {
           "model.moe_router_enable_expert_bias=true: only with model.moe_router_score_function=sigmoid");
   require(!c.moe_shared_expert_gate || c.moe_shared_expert_intermediate_size > 0,
           "model.moe_shared_expert_gate=true: only with model.moe_shared_expert_intermediate_size");
-  unsupported(c.activation != ActivationKind::kSwiGlu && c.activation != ActivationKind::kQuickGeGlu,
+  unsupported(c.activation != ActivationKind::kSwiGlu && c.activation != ActivationKind::kQuickGeglu,
               "experts without a gated SiLU or quick GELU");
   unsupported(c.add_bias_linear && c.moe_shared_expert_intermediate_size > 0, "shared experts with biases");
   unsupported(c.activation != ActivationKind::kSwiGlu && c.moe_shared_expert_intermediate_size > 0,

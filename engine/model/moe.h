@@ -16,10 +16,10 @@ namespace mbridge {
 
 // Parameter indices. Experts' weights stand one after another: `fc1` + e is expert e's.
 struct MoeParameters {
-  int router = -1;            // [E, h].
-  int router_bias = -1;       // [E], with biases.
-  int expert_bias = -1;       // Buffer [E] F32: DeepSeek-V3's correction of the choice.
-  int fc1 = -1, fc2 = -1;     // [2 n, h] and [h, n] of the first expert.
+  int router = -1;         // [E, h].
+  int router_bias = -1;    // [E], with biases.
+  int expert_bias = -1;    // [E] F32, not trainable: DeepSeek-V3's correction of the choice.
+  int fc1 = -1, fc2 = -1;  // [2 n, h] and [h, n] of the first expert.
   int fc1_bias = -1, fc2_bias = -1;
   Linear shared_fc1, shared_fc2;  // Without shared experts their weights are -1.
   int shared_gate = -1;           // [1, h].
@@ -27,20 +27,26 @@ struct MoeParameters {
   bool present() const { return router >= 0; }
 };
 
-// Declares a parameter; its index. `axis`: the one that tensor parallelism splits, -1: none; `halves`: it is split in each half.
-using DeclareParameter = std::function<int(const std::string& name, const Shape& shape, const InitRule& rule, int axis, bool halves)>;
+struct MoeParameter {
+  std::string name;
+  Shape shape;
+  InitRule rule;
+  int axis = -1;        // The one that tensor parallelism splits; -1: none.
+  bool halves = false;  // It is split in each of the two halves.
+  bool trainable = true;
+};
 
 // "<prefix>router.weight", "<prefix>experts.linear_fc1.weight<e>", "<prefix>shared_experts.linear_fc1.weight", ... in
-// Megatron-LM's order of creation. The expert bias is declared with `declare_buffer`.
-MoeParameters DeclareMoe(const GptConfig& config, const std::string& prefix, const DeclareParameter& declare,
-                         const std::function<int(const std::string& name, const Shape& shape)>& declare_buffer);
+// Megatron-LM's order of creation. `declare` returns the index.
+MoeParameters DeclareMoe(const GptConfig& config, const std::string& prefix,
+                         const std::function<int(const MoeParameter&)>& declare);
 
 // What backward needs. T tokens, R = T k rows, n = moe_ffn_hidden_size.
 struct MoeRecord {
-  Tensor logits, scores;           // F32 [T, E].
-  Tensor experts, probabilities;   // I32 and F32 [T, k].
+  Tensor logits, scores;          // F32 [T, E].
+  Tensor experts, probabilities;  // I32 and F32 [T, k].
   ExpertRows rows;
-  Tensor fc1_output, activated;    // [R, 2 n], [R, n].
+  Tensor fc1_output, activated;                // [R, 2 n], [R, n].
   Tensor shared_fc1_output, shared_activated;  // [T, 2 ns], [T, ns].
   Tensor shared_output, shared_gate;           // [T, h] before the gate, F32 [T, 1]: with a gate.
   Tensor slopes;                               // F32 [sequences, E]: of the balance loss.
@@ -51,13 +57,13 @@ struct MoeRecord {
 };
 
 struct MoeScratch {
-  Tensor sorted_a, sorted_b;                    // [R, h].
-  Tensor d_activated, d_fc1;                    // [R, n], [R, 2 n].
-  Tensor d_probabilities, d_logits;             // F32 [T, k], [T, E].
-  Tensor hidden;                                // [T, h].
-  Tensor shared_d_activated, shared_d_fc1;      // [T, ns], [T, 2 ns].
-  Tensor input_f32, weight_f32;                 // F32 [T, h], [E, h]: copies for the router where storage is narrow.
-  Tensor weight_grad;                           // F32, the largest weight.
+  Tensor sorted_a, sorted_b;                // [R, h].
+  Tensor d_activated, d_fc1;                // [R, n], [R, 2 n].
+  Tensor d_probabilities, d_logits;         // F32 [T, k], [T, E].
+  Tensor hidden;                            // [T, h].
+  Tensor shared_d_activated, shared_d_fc1;  // [T, ns], [T, 2 ns].
+  Tensor input_f32, weight_f32;             // F32 [T, h], [E, h]: copies for the router where storage is narrow.
+  Tensor weight_grad;                       // F32, the largest weight.
 
   static MoeScratch Allocate(Arena* arena, const Step& step);
 };

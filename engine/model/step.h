@@ -16,6 +16,7 @@ struct Step {
   int64_t micro_batch_size = 0;
   Tensor rotary_cosine, rotary_sine;              // FillRotaryTables; empty without rotary positions.
   Tensor rotary_local_cosine, rotary_local_sine;  // Of rotary_base_local, for the layers with a window; else empty.
+  float grad_scale = 0.0f;                        // Upstream gradient of auxiliary losses: 1 / microbatches times the loss scale.
   RngStreams* streams = nullptr;                  // Null in evaluation: no dropout, nothing is kept for backward.
 
   bool training() const { return streams != nullptr; }

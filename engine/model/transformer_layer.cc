@@ -107,6 +107,7 @@ void ActivationForward(const Step& step, const LayerParameters& p, const Weights
     case ActivationKind::kGelu:
     case ActivationKind::kGeluTanh:
       return BiasGeluForward(step.context, r.fc1_output, bias, GeluKindOf(c), step.precision, r.activated);
+    case ActivationKind::kQuickGeglu: ThrowEngineError("a plain MLP with a gated quick GELU");
   }
 }
 
@@ -125,12 +126,13 @@ void ActivationBackward(const Step& step, const LayerParameters& p, const Weight
     case ActivationKind::kGelu:
     case ActivationKind::kGeluTanh:
       return BiasGeluBackward(step.context, dy, r.fc1_output, bias, GeluKindOf(c), step.precision, dx);
+    case ActivationKind::kQuickGeglu: ThrowEngineError("a plain MLP with a gated quick GELU");
   }
 }
 
 // The end of a block: its last layer, and what is added to the residual stream.
 struct BlockEnd {
-  const Linear& linear;
+  const Linear& linear;  // Without weight in a block of experts, which has its product already.
   const Norm& post_norm;
   const NormRecord& post_record;
   const Tensor& input;   // Of the linear layer.
@@ -154,12 +156,17 @@ void FinishLinear(const Step& step, const Weights& weights, const Linear& linear
   }
 }
 
+// Where a block's last product goes.
+const Tensor& ProductOf(const Step& step, const BlockEnd& end, const LayerScratch& scratch) {
+  return step.config->post_layernorm ? end.output : scratch.hidden_a;
+}
+
 // output = residual + dropout(multiplier post_norm(input W^T + bias)).
 void BlockEndForward(const Step& step, const BlockEnd& end, const Weights& weights, const LayerScratch& scratch,
                      const Tensor& residual, const Tensor& output) {
   const GptConfig& c = *step.config;
-  const Tensor& product = c.post_layernorm ? end.output : scratch.hidden_a;
-  end.linear.Forward(step, weights, end.input, product);
+  const Tensor& product = ProductOf(step, end, scratch);
+  if (end.linear.weight >= 0) end.linear.Forward(step, weights, end.input, product);
   const bool bias_apart = c.post_layernorm || c.residual_multiplier != 1.0;
   if (bias_apart) FinishLinear(step, weights, end.linear, product);
   if (c.post_layernorm) end.post_norm.Forward(step, weights, product, end.post_record, scratch.hidden_a);
@@ -170,7 +177,7 @@ void BlockEndForward(const Step& step, const BlockEnd& end, const Weights& weigh
                         DrawHiddenMask(step, end.keep), c.hidden_dropout, HiddenDropoutKind(c), step.precision, output);
 }
 
-// d_input from the residual stream's gradient. Uses scratch.hidden_a.
+// d_input from the residual stream's gradient, by way of scratch.hidden_a: the gradient of the block's last product.
 void BlockEndBackward(const Step& step, const BlockEnd& end, const Weights& weights, const LayerScratch& scratch,
                       const Tensor& gradient, const Tensor& d_input) {
   const GptConfig& c = *step.config;
@@ -183,7 +190,7 @@ void BlockEndBackward(const Step& step, const BlockEnd& end, const Weights& weig
     Scale(step.context, d_output, static_cast<float>(c.residual_multiplier), step.precision, d_output);
   if (c.post_layernorm) end.post_norm.Backward(step, weights, d_output, end.output, end.post_record, {}, d_output);
   if (bias_apart && !bias_grad.empty()) AddColumnSums(step.context, d_output, step.precision, bias_grad);
-  end.linear.Backward(step, weights, d_output, end.input, d_input, scratch.weight_grad);
+  if (end.linear.weight >= 0) end.linear.Backward(step, weights, d_output, end.input, d_input, scratch.weight_grad);
 }
 
 // The gradient of a block's input joins that of the residual stream. d_input: of the norm's output, or without norm of its input.
@@ -213,17 +220,25 @@ void AttentionBlockForward(const Step& step, const LayerParameters& p, const Wei
 void MlpBlockForward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
                      LayerRecord* r, const Tensor& output) {
   if (step.config->pre_layernorm) p.mlp_norm.Forward(step, weights, r->middle, r->mlp_norm, r->normed_middle);
-  p.fc1.Forward(step, weights, MlpInput(step, *r), r->fc1_output);
-  ActivationForward(step, p, weights, *r);
+  if (p.moe.present()) {
+    MoeForward(step, p.moe, weights, scratch.moe, r->moe, MlpInput(step, *r), ProductOf(step, MlpEnd(p, *r), scratch));
+  } else {
+    p.fc1.Forward(step, weights, MlpInput(step, *r), r->fc1_output);
+    ActivationForward(step, p, weights, *r);
+  }
   BlockEndForward(step, MlpEnd(p, *r), weights, scratch, r->middle, output);
 }
 
 void MlpBlockBackward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
                       const LayerRecord& r, const Tensor& gradient) {
   BlockEndBackward(step, MlpEnd(p, r), weights, scratch, gradient, scratch.d_activated);
-  ActivationBackward(step, p, weights, r, scratch);
-  if (p.fc1.bias >= 0) AddColumnSums(step.context, scratch.d_fc1, step.precision, BiasGradOf(weights, p.fc1));
-  p.fc1.Backward(step, weights, scratch.d_fc1, MlpInput(step, r), scratch.hidden_b, scratch.weight_grad);
+  if (p.moe.present()) {
+    MoeBackward(step, p.moe, weights, scratch.moe, r.moe, MlpInput(step, r), scratch.hidden_a, scratch.hidden_b);
+  } else {
+    ActivationBackward(step, p, weights, r, scratch);
+    if (p.fc1.bias >= 0) AddColumnSums(step.context, scratch.d_fc1, step.precision, BiasGradOf(weights, p.fc1));
+    p.fc1.Backward(step, weights, scratch.d_fc1, MlpInput(step, r), scratch.hidden_b, scratch.weight_grad);
+  }
   JoinGradient(step, p.mlp_norm, weights, scratch.hidden_b, r.middle, r.mlp_norm, gradient);
 }
 
@@ -259,7 +274,7 @@ AttentionOptions AttentionOptionsOf(const Step& step, int64_t layer) {
           .precision = step.precision};
 }
 
-LayerRecord LayerRecord::Allocate(Arena* arena, const Step& step) {
+LayerRecord LayerRecord::Allocate(Arena* arena, const Step& step, int64_t layer) {
   const GptConfig& c = *step.config;
   const int64_t s = step.seq_length, b = step.micro_batch_size, h = c.hidden_size;
   const auto activation = [&](int64_t width) { return arena->Allocate(step.storage, {s, b, width}); };
@@ -289,8 +304,12 @@ LayerRecord LayerRecord::Allocate(Arena* arena, const Step& step) {
   r.proj_keep = mask(c.hidden_dropout > 0.0, {s, b, h});
   r.fc2_keep = mask(c.hidden_dropout > 0.0, {s, b, h});
   r.middle = activation(h);
-  r.fc1_output = activation(Fc1Width(c));
-  r.activated = activation(c.ffn_hidden_size);
+  if (IsMoeLayer(c, layer)) {
+    r.moe = MoeRecord::Allocate(arena, step);
+  } else {
+    r.fc1_output = activation(Fc1Width(c));
+    r.activated = activation(c.ffn_hidden_size);
+  }
   return r;
 }
 
@@ -309,6 +328,7 @@ LayerScratch LayerScratch::Allocate(Arena* arena, const Step& step, int threads)
   scratch.weight_grad =
       arena->Allocate(DType::kF32, {std::max({LayoutOf(c).width(), Fc1Width(c), QueryWidth(c)}) * c.hidden_size});
   scratch.attention = arena->Allocate(DType::kU8, {AttentionWorkspaceBytes(AttentionOptionsOf(step, 0), step.storage, threads)});
+  if (c.num_moe_experts > 0) scratch.moe = MoeScratch::Allocate(arena, step);
   return scratch;
 }
 

@@ -4,6 +4,7 @@
 
 #include "engine/core/arena.h"
 #include "engine/model/linear.h"
+#include "engine/model/moe.h"
 #include "engine/model/norm.h"
 #include "engine/model/step.h"
 #include "engine/model/weights.h"
@@ -17,6 +18,7 @@ struct LayerParameters {
   Norm input_norm, mlp_norm;                // With pre_layernorm.
   Norm attention_post_norm, mlp_post_norm;  // With post_layernorm.
   Linear proj, qkv, fc1, fc2;
+  MoeParameters moe;                     // In place of fc1 and fc2.
   int query_gamma = -1, key_gamma = -1;  // Indices of [kv_channels] (or of all heads together), with qk_layernorm.
 };
 
@@ -36,9 +38,10 @@ struct LayerRecord {
   Tensor normed_middle;        // h; empty without pre_layernorm.
   Tensor fc1_output;           // Fc1Width; without bias, unrounded if storage is F32.
   Tensor activated;            // ffn.
+  MoeRecord moe;               // In place of the two.
   Tensor attention_output, mlp_output;  // h: inputs of the post norms, with post_layernorm.
 
-  static LayerRecord Allocate(Arena* arena, const Step& step);
+  static LayerRecord Allocate(Arena* arena, const Step& step, int64_t layer);
 };
 
 // Scratch that the layers of a model share.
@@ -50,6 +53,7 @@ struct LayerScratch {
   Tensor d_fc1;               // [s, b, Fc1Width]; the memory of d_activated if that is as wide.
   Tensor weight_grad;         // F32, the largest weight of a layer.
   Tensor attention;           // U8, attention's workspace.
+  MoeScratch moe;
 
   static LayerScratch Allocate(Arena* arena, const Step& step, int threads);
 };

@@ -13,6 +13,8 @@ void InitializeParameter(const InitRule& rule, const Tensor& value, RngStreams* 
     case InitRule::Kind::kModelParallelNormal:
       CudaNormal(&streams->model_parallel, streams->sm_count, 0.0f, rule.value, draws);
       break;
+    case InitRule::Kind::kExpertNormal: CudaNormal(&streams->expert_parallel, streams->sm_count, 0.0f, rule.value, draws); break;
+    case InitRule::Kind::kCpuNormal: streams->cpu.Normal(0.0f, rule.value, draws); break;
     case InitRule::Kind::kCpuEmbedding:
       streams->cpu.SkipNormal(value.size());
       streams->cpu.Normal(0.0f, rule.value, draws);
@@ -29,7 +31,8 @@ Weights::Weights(const ParameterStore* store, DType storage) : store_(store) {
   }
   for (const Parameter& parameter : store->parameters()) {
     Tensor value = parameter.value;
-    if (!copy_.empty()) {
+    main_grads_.push_back(parameter.main_grad);
+    if (!copy_.empty() && parameter.spec.trainable) {
       const int64_t offset =
           (static_cast<char*>(value.data) - static_cast<char*>(all.data)) / static_cast<int64_t>(SizeOf(value.dtype));
       value = copy_.Rows(offset, value.size()).View(value.shape);
@@ -42,7 +45,5 @@ Weights::Weights(const ParameterStore* store, DType storage) : store_(store) {
 void Weights::Refresh() {
   if (!copy_.empty()) Convert({}, store_->values(), store_->dtype(), copy_);
 }
-
-const Tensor& Weights::main_grad(int index) const { return (*store_)[index].main_grad; }
 
 }  // namespace mbridge

@@ -1,6 +1,7 @@
 // The weights of a model as its products want them.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "engine/core/arena.h"
@@ -14,17 +15,20 @@ struct InitRule {
   enum class Kind : uint8_t {
     kConstant,             // `value` everywhere.
     kModelParallelNormal,  // Normal of deviation `value`, drawn on the device from the model-parallel stream.
+    kExpertNormal,         // The same from the expert-parallel stream.
+    kCpuNormal,            // Normal of deviation `value`, drawn on the CPU.
     kCpuEmbedding,  // torch.nn.Embedding on the CPU: one standard normal filling thrown away, then one of deviation `value`.
   };
   Kind kind = Kind::kConstant;
   float value = 0.0f;
+  int64_t turn = 0;  // Neighbouring parameters of one kind are drawn in this order; equal turns in that of declaration.
 };
 
 // Draws a parameter in fp32 and rounds it to its dtype.
 void InitializeParameter(const InitRule& rule, const Tensor& value, RngStreams* streams);
 
 // Views of the parameters in the storage dtype: the parameters themselves where that is their dtype, else one F32 copy of the
-// whole value buffer.
+// whole value buffer. What is not trainable stays F32.
 class Weights {
  public:
   Weights() = default;
@@ -32,14 +36,17 @@ class Weights {
   Weights(const ParameterStore* store, DType storage);
   void Refresh();
   const Tensor& value(int index) const { return values_[index]; }
-  const Tensor& main_grad(int index) const;
+  const Tensor& main_grad(int index) const { return main_grads_[index]; }
+  // Those of `count` parameters that were declared one after another.
+  std::span<const Tensor> values(int first, int count) const { return std::span(values_).subspan(first, count); }
+  std::span<const Tensor> main_grads(int first, int count) const { return std::span(main_grads_).subspan(first, count); }
   int64_t bytes() const { return static_cast<int64_t>(memory_.capacity()); }
 
  private:
   const ParameterStore* store_ = nullptr;
   Arena memory_ = Arena::Planning();
   Tensor copy_;  // Empty if the parameters are used in place.
-  std::vector<Tensor> values_;
+  std::vector<Tensor> values_, main_grads_;
 };
 
 }  // namespace mbridge

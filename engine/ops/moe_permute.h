@@ -16,6 +16,9 @@ struct ExpertRows {
 // Fills `rows` from experts [T, k] I32 (values 0 .. E - 1).
 extern Op<void(const Context&, const Tensor& experts, const ExpertRows& rows)> SortByExpert;
 
+// load [E] F32 += rows of each expert.
+extern Op<void(const Context&, const ExpertRows& rows, const Tensor& load)> AddExpertLoad;
+
 // y [R, n]: row r is x's row slots[r] / k. x [T, n].
 extern Op<void(const Context&, const Tensor& x, const ExpertRows& rows, const Tensor& y)> GatherRows;
 

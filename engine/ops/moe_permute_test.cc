@@ -24,6 +24,9 @@ TEST(MoePermuteTest, SortsByExpertThenToken) {
   EXPECT_EQ(rows.offsets.ToValues(), (Values{0, 2, 2, 4, 6, 6}));
   EXPECT_EQ(rows.slots.ToValues(), (Values{1, 2, 0, 4, 3, 5}));
   EXPECT_EQ(rows.places.ToValues(), (Values{2, 0, 1, 4, 3, 5}));
+  const Owned load(DType::kF32, {5}, {1, 1, 1, 1, 1});
+  AddExpertLoad({}, rows.view(), load);
+  EXPECT_EQ(load.ToValues(), (Values{3, 1, 3, 3, 1}));
 }
 
 TEST(MoePermuteTest, GathersAndSums) {

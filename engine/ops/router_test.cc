@@ -83,7 +83,9 @@ TEST(RouterTest, ChoosesTheBest) {
     test::ExpectNear(routed.scores.ToValues(), scores, 1e-6, 1e-7);
     test::ExpectNear(routed.probabilities.ToValues(), ProbabilitiesOf(logits, chosen, o), 2e-6, 1e-7);
     for (int64_t t = 0; t < kTokens; ++t) {
-      const auto key = [&](int64_t e) { return scores[t * kExperts + e] + (bias.empty() ? 0.0 : bias[e]); };
+      const auto key = [&](int64_t e) {
+        return (o.score == RouterScore::kSoftmaxOfChosen ? logits : scores)[t * kExperts + e] + (bias.empty() ? 0.0 : bias[e]);
+      };
       std::vector<int64_t> allowed;
       if (o.groups > 0) {  // Of four pairs the two with the largest sums.
         std::vector<int64_t> pairs = {0, 1, 2, 3};

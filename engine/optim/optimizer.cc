@@ -77,6 +77,7 @@ void Optimizer::PlanPieces() {
 
   const auto* base = static_cast<const float*>(store_->main_grads().data);
   for (size_t p = 0; p < store_->parameters().size(); ++p) {
+    if (!store_->parameters()[p].spec.trainable) continue;
     const Tensor& gradient = store_->parameters()[p].main_grad;
     int64_t begin = static_cast<const float*>(gradient.data) - base;
     const int64_t end = begin + gradient.size();
@@ -264,6 +265,7 @@ std::vector<OptimizerStateTensor> Optimizer::StateTensors() const {
   const auto* base = static_cast<const float*>(store_->main_grads().data);
   const auto add = [&](const char* kind, float* array) {
     for (const Parameter& parameter : store_->parameters()) {
+      if (!parameter.spec.trainable) continue;
       const int64_t offset = static_cast<const float*>(parameter.main_grad.data) - base;
       const int64_t begin = std::max(offset, shard_begin_);
       const int64_t end = std::min(offset + parameter.main_grad.size(), shard_end_);

@@ -9,5 +9,8 @@ const Architecture& LlamaArchitecture();
 const Architecture& MistralArchitecture();
 const Architecture& Qwen2Architecture();
 const Architecture& Qwen3Architecture();
+const Architecture& MixtralArchitecture();
+const Architecture& Qwen2MoeArchitecture();
+const Architecture& Qwen3MoeArchitecture();
 
 }  // namespace mbridge

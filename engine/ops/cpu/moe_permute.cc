@@ -26,6 +26,11 @@ void SortCpu(const Context&, const Tensor& experts, const ExpertRows& rows) {
   }
 }
 
+void LoadCpu(const Context&, const ExpertRows& rows, const Tensor& load) {
+  const int32_t* offsets = rows.offsets.as<int32_t>();
+  for (int64_t e = 0; e < load.size(); ++e) load.as<float>()[e] += static_cast<float>(offsets[e + 1] - offsets[e]);
+}
+
 int64_t WidthOf(const Tensor& x) { return x.shape[x.shape.rank() - 1]; }
 
 void GatherCpu(const Context&, const Tensor& x, const ExpertRows& rows, const Tensor& y) {
@@ -61,6 +66,7 @@ void SumCpu(const Context&, const Tensor& x, const ExpertRows& rows, const Tenso
 }  // namespace
 
 Op<void(const Context&, const Tensor&, const ExpertRows&)> SortByExpert{&SortCpu};
+Op<void(const Context&, const ExpertRows&, const Tensor&)> AddExpertLoad{&LoadCpu};
 Op<void(const Context&, const Tensor&, const ExpertRows&, const Tensor&)> GatherRows{&GatherCpu};
 Op<void(const Context&, const Tensor&, const ExpertRows&, const Tensor&, DType, const Tensor&)> SumRows{&SumCpu};
 
