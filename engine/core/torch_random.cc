@@ -16,11 +16,6 @@ namespace {
 constexpr int64_t kBlockThreads = 256, kThreadsPerSm = 2048, kUnroll = 4;
 constexpr float kInverse32 = 2.3283064e-10f;  // 2^-32 as cuRAND writes it.
 
-int64_t CudaThreads(int64_t count, int sm_count) {
-  const int64_t blocks = std::min((count + kBlockThreads - 1) / kBlockThreads, sm_count * (kThreadsPerSm / kBlockThreads));
-  return kBlockThreads * blocks;
-}
-
 // cuRAND's uniform in (0, 1].
 float CurandUniform(uint32_t x) { return std::fma(static_cast<float>(x), kInverse32, kInverse32 / 2); }
 
@@ -47,13 +42,6 @@ void CurandBoxMuller(uint32_t x, uint32_t y, float* first, float* second) {
   CudaFastSinCos(v, &sine, &cosine);
   *first = sine * radius;
   *second = cosine * radius;
-}
-
-// Elements per 16-byte vector, halved until it divides the count (ATen's get_vector_size).
-int64_t DropoutVectorSize(int64_t count, int element_bytes) {
-  int64_t size = 16 / element_bytes;
-  while (size > 1 && count % size != 0) size /= 2;
-  return size;
 }
 
 // VEC of 4 or 8: vector q belongs to thread q mod T in its loop iteration q / T and takes VEC / 4 blocks there.
@@ -167,15 +155,26 @@ void CpuNormalBlock(float mean, float std, float* data) {
 
 }  // namespace
 
+int64_t CudaDrawThreads(int64_t count, int sm_count) {
+  const int64_t blocks = std::min((count + kBlockThreads - 1) / kBlockThreads, sm_count * (kThreadsPerSm / kBlockThreads));
+  return kBlockThreads * blocks;
+}
+
+int64_t DropoutVectorSize(int64_t count, int element_bytes) {
+  int64_t size = 16 / element_bytes;
+  while (size > 1 && count % size != 0) size /= 2;
+  return size;
+}
+
 uint64_t CudaDrawAdvance(int64_t count, int sm_count) {
   if (count <= 0) return 0;
-  return static_cast<uint64_t>((count - 1) / (CudaThreads(count, sm_count) * kUnroll) + 1) * kUnroll;
+  return static_cast<uint64_t>((count - 1) / (CudaDrawThreads(count, sm_count) * kUnroll) + 1) * kUnroll;
 }
 
 void CudaNormal(PhiloxStream* stream, int sm_count, float mean, float std, std::span<float> out) {
   const int64_t count = static_cast<int64_t>(out.size());
   if (count == 0) return;
-  const int64_t threads = CudaThreads(count, sm_count), loops = (count - 1) / (threads * kUnroll) + 1;
+  const int64_t threads = CudaDrawThreads(count, sm_count), loops = (count - 1) / (threads * kUnroll) + 1;
 #pragma omp parallel for schedule(static)
   for (int64_t thread = 0; thread < threads; ++thread) {
     for (int64_t loop = 0; loop < loops; ++loop) {
@@ -200,7 +199,7 @@ void EagerDropoutMask(PhiloxStream* stream, int sm_count, double p, int element_
   if (count == 0) return;
   const float keep_probability = static_cast<float>(1.0 - p);
   const uint64_t limit = FirstTrue(1ull << 32, [&](uint32_t x) { return !(CurandUniform(x) < keep_probability); });
-  const int64_t threads = CudaThreads(count, sm_count), vec = DropoutVectorSize(count, element_bytes);
+  const int64_t threads = CudaDrawThreads(count, sm_count), vec = DropoutVectorSize(count, element_bytes);
   if (vec >= 4) {
     VectorDropoutMask(*stream, threads, limit, vec, keep);
   } else if (vec == 2) {

@@ -20,6 +20,11 @@ struct PhiloxStream {
   uint64_t offset = 0;  // A multiple of 4.
 };
 
+// Threads that draw `count` elements.
+int64_t CudaDrawThreads(int64_t count, int sm_count);
+// Neighbouring elements that a thread of the eager dropout kernel takes at once (ATen's get_vector_size).
+int64_t DropoutVectorSize(int64_t count, int element_bytes);
+
 // How far `offset` moves when `count` elements are drawn.
 uint64_t CudaDrawAdvance(int64_t count, int sm_count);
 

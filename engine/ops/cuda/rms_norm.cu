@@ -1,0 +1,33 @@
+#include "engine/ops/rms_norm.h"
+
+#include "engine/ops/cuda/norm_rows.h"
+
+namespace mbridge::cuda {
+namespace {
+
+void ForwardCuda(const Context& context, const Tensor& x, const Tensor& gamma, float epsilon, DType precision, const Tensor& y,
+                 const Tensor& rstd) {
+  CheckStorage(x, precision);
+  const int64_t h = LastDimension(x);
+  WithType(x.dtype, [&]<class T>(T) {
+    LaunchNormForward<T, false>(context, {PointerOf<T>(x), PointerOf<T>(gamma), nullptr, x.size() / h, static_cast<int>(h),
+                                          epsilon, PointerOf<T>(y), nullptr, PointerOf<float>(rstd)});
+  });
+}
+
+void BackwardCuda(const Context& context, const Tensor& dy, const Tensor& x, const Tensor& gamma, const Tensor& rstd,
+                  const Tensor& d_residual, DType precision, const Tensor& dx, const Tensor& gamma_grad) {
+  CheckStorage(x, precision);
+  const int64_t h = LastDimension(x);
+  WithType(x.dtype, [&]<class T>(T) {
+    LaunchNormBackward<T, false>(context,
+                                 {PointerOf<T>(dy), PointerOf<T>(x), PointerOf<T>(gamma), nullptr, PointerOf<float>(rstd),
+                                  PointerOf<T>(d_residual), x.size() / h, static_cast<int>(h), PointerOf<T>(dx), nullptr},
+                                 {{PointerOf<float>(gamma_grad), nullptr}});
+  });
+}
+
+const bool g_registered = (RmsNormForward.cuda = &ForwardCuda, RmsNormBackward.cuda = &BackwardCuda, true);
+
+}  // namespace
+}  // namespace mbridge::cuda
