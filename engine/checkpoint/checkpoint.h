@@ -27,7 +27,8 @@ namespace mbridge {
 // Names of optimizer state begin so; a weights-only load leaves these tensors alone.
 inline constexpr std::string_view kOptimizerStatePrefix = "optimizer.";
 
-// A tensor of this rank, as a part of the whole: the block [shard_begin, shard_begin + shape[shard_axis]) along shard_axis
+// A tensor of this rank, as a part of the whole (a rank may have several parts of one tensor): the block [shard_begin,
+// shard_begin + shape[shard_axis]) along shard_axis
 // (-1: the whole tensor) and of that block, in row-major order, the elements [flat_begin, flat_begin + tensor.size()).
 struct CheckpointTensor {
   std::string name;
@@ -40,9 +41,10 @@ struct CheckpointTensor {
   bool write_here = true;  // False: another rank writes the same piece (data-parallel replicas). Loading ignores it.
 };
 
-// A tensor laid out as the parameter is, under `name`.
-CheckpointTensor MakeCheckpointTensor(const std::string& name, const ParameterSpec& spec, const Tensor& tensor,
-                                      int64_t flat_begin = 0, bool write_here = true);
+// Adds `tensor`, laid out as the elements [flat_begin, flat_begin + size) of the parameter's shard, under `name`: one entry, or
+// one for each stripe of the shard that it touches.
+void AppendCheckpointTensors(const std::string& name, const ParameterSpec& spec, const Tensor& tensor, int64_t flat_begin,
+                             bool write_here, std::vector<CheckpointTensor>* tensors);
 
 struct CheckpointMeta {
   int64_t step = 0;

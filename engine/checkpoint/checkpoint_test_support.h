@@ -5,15 +5,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/comm/test_support.h"
 #include "engine/core/failpoint.h"
 #include "proto/rpc/status_details.h"
 
@@ -92,25 +91,6 @@ inline CheckpointMeta MetaOf(int step) {
           .attempt = 2,
           .config_text = "train:\n  micro_batch_size: 4 # \"é\"\n",
           .state_json = R"({"rng":{"seed":1234},"loss_scale":1.5})"};
-}
-
-// The body on `size` threads, each a rank.
-inline void OnRanks(int size, const std::function<void(Communicator&)>& body) {
-  std::string pattern = testing::TempDir() + "ranks_XXXXXX";
-  const std::string directory = mkdtemp(pattern.data());
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        const auto world = MakeGlooCommunicator({directory, "world", rank, size, 30});
-        body(*world);
-      } catch (const std::exception& error) {
-        ADD_FAILURE() << "rank " << rank << ": " << error.what();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  std::filesystem::remove_all(directory);
 }
 
 }  // namespace mbridge

@@ -17,10 +17,27 @@
 
 namespace mbridge {
 
-CheckpointTensor MakeCheckpointTensor(const std::string& name, const ParameterSpec& spec, const Tensor& tensor,
-                                      int64_t flat_begin, bool write_here) {
-  return {name,   spec.global_shape, spec.shape, spec.shard_axis, spec.shard_axis < 0 ? 0 : spec.shard_begin, flat_begin,
-          tensor, write_here};
+void AppendCheckpointTensors(const std::string& name, const ParameterSpec& spec, const Tensor& tensor, int64_t flat_begin,
+                             bool write_here, std::vector<CheckpointTensor>* tensors) {
+  const int axis = spec.shard_axis;
+  if (axis < 0 || spec.shard_stripes == 1) {
+    tensors->push_back(
+        {name, spec.global_shape, spec.shape, axis, axis < 0 ? 0 : spec.shard_begin, flat_begin, tensor, write_here});
+    return;
+  }
+  if (axis != 0) ThrowEngineError("tensor {}: stripes of axis {}", name, axis);
+  Shape stripe = spec.shape;
+  stripe[0] /= spec.shard_stripes;
+  const int64_t size = stripe.NumElements(), end = flat_begin + tensor.size();
+  const Tensor flat = tensor.View({tensor.size()});
+  for (int i = 0; i < spec.shard_stripes; ++i) {
+    const int64_t first = std::max(flat_begin, i * size), last = std::min(end, (i + 1) * size);
+    if (first >= last) continue;
+    Tensor part = flat.Rows(first - flat_begin, last - first);
+    if (part.size() == size) part = part.View(stripe);
+    tensors->push_back({name, spec.global_shape, stripe, 0, i * spec.global_shape[0] / spec.shard_stripes + spec.shard_begin,
+                        first - i * size, part, write_here});
+  }
 }
 
 absl::Status RemoveUnfinishedCheckpoints(const std::string& parent_directory) {

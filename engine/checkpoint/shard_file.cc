@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
+#include <tuple>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -21,6 +22,7 @@ using nlohmann::json;
 constexpr size_t kMaxHeaderBytes = 100'000'000;  // The limit of other safetensors readers.
 constexpr size_t kWriteChunk = size_t{4} << 20;
 
+// The first part of a tensor has its name, further parts also say where they begin.
 std::string HeaderOf(const CheckpointMeta& meta, const std::vector<const CheckpointTensor*>& tensors) {
   json header = {{"__metadata__", {{"format", "mbridge-checkpoint"}, {"step", std::to_string(meta.step)}}}};
   int64_t offset = 0;
@@ -28,8 +30,9 @@ std::string HeaderOf(const CheckpointMeta& meta, const std::vector<const Checkpo
     json shape = json::array();
     for (int axis = 0; axis < entry->tensor.shape.rank(); ++axis) shape.push_back(entry->tensor.shape[axis]);
     const int64_t end = offset + static_cast<int64_t>(entry->tensor.bytes());
-    header[entry->name] = {
-        {"dtype", std::string(NameOf(entry->tensor.dtype))}, {"shape", shape}, {"data_offsets", {offset, end}}};
+    std::string key = entry->name;
+    if (header.contains(key)) key = fmt::format("{}@{}.{}", key, entry->shard_begin, entry->flat_begin);
+    header[key] = {{"dtype", std::string(NameOf(entry->tensor.dtype))}, {"shape", shape}, {"data_offsets", {offset, end}}};
     offset = end;
   }
   std::string text = header.dump(-1, ' ', false, json::error_handler_t::replace);
@@ -69,9 +72,9 @@ absl::StatusOr<Manifest> WriteShardFile(const std::string& directory, const std:
   std::stable_sort(tensors.begin(), tensors.end(), [](const CheckpointTensor* a, const CheckpointTensor* b) {
     return SizeOf(a->tensor.dtype) > SizeOf(b->tensor.dtype);
   });
-  std::set<std::string> names;
+  std::set<std::tuple<std::string, int64_t, int64_t>> parts;
   for (const CheckpointTensor* entry : tensors) {
-    if (!names.insert(entry->name).second) {
+    if (!parts.insert({entry->name, entry->shard_begin, entry->flat_begin}).second) {
       return MakeStatus(absl::StatusCode::kInternal, v1::REASON_ENGINE_ERROR,
                         fmt::format("tensor {} is saved twice by one rank", entry->name));
     }

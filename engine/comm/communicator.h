@@ -30,6 +30,10 @@ class Communicator {
   virtual void AllGather(const Tensor& input, const Tensor& output) = 0;
   virtual void Broadcast(const Tensor& tensor, int root) = 0;
   virtual void Barrier() = 0;
+
+  // A communicator between some of this group's ranks, `ranks` in ascending order. Every rank calls it with the part that it is
+  // in; `name` tells the parts of one splitting from those of another.
+  virtual std::unique_ptr<Communicator> Split(const std::vector<int>& ranks, const std::string& name) = 0;
 };
 
 // A group of one: every operation is the identity.

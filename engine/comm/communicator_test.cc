@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "engine/comm/file_store.h"
+#include "engine/comm/test_support.h"
 
 namespace mbridge {
 namespace {
@@ -34,23 +35,6 @@ class TemporaryDirectory {
 
 GlooOptions Options(const TemporaryDirectory& directory, int rank, int size, double timeout_seconds = 30) {
   return {directory.path(), "world", rank, size, timeout_seconds};
-}
-
-// One thread a rank, each with its own communicator.
-void OnRanks(int size, const std::function<void(Communicator&)>& body) {
-  TemporaryDirectory directory;
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        const auto communicator = MakeGlooCommunicator(Options(directory, rank, size));
-        body(*communicator);
-      } catch (const std::exception& error) {
-        ADD_FAILURE() << "rank " << rank << ": " << error.what();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
 }
 
 template <class T> Tensor View(std::vector<T>& data) {
@@ -143,6 +127,23 @@ TEST_P(GlooSizes, ReduceScatterAllGatherBroadcastBarrier) {
       EXPECT_THAT(bytes, testing::Each(static_cast<uint8_t>(root)));
     }
     world.Barrier();
+  });
+}
+
+TEST(GlooCommunicator, SplitsIntoPartsThatDoNotMeet) {
+  OnRanks(4, [](Communicator& world) {
+    // Columns and rows of a 2 x 2 grid, as tensor- and data-parallel groups.
+    const int rank = world.rank(), row = rank / 2, column = rank % 2;
+    const auto tensor = world.Split({2 * row, 2 * row + 1}, "tensor"), data = world.Split({column, column + 2}, "data");
+    EXPECT_EQ(tensor->rank(), column);
+    EXPECT_EQ(data->rank(), row);
+    std::vector<int64_t> sums = {rank}, more = {rank};
+    tensor->AllReduce(View(sums), ReduceOp::kSum);
+    data->AllReduce(View(more), ReduceOp::kSum);
+    EXPECT_EQ(sums[0], 4 * row + 1);
+    EXPECT_EQ(more[0], 2 * column + 2);
+    EXPECT_EQ(world.Split({rank}, "own")->size(), 1);
+    EXPECT_THROW(world.Split({(rank + 1) % 4}, "other"), EngineError);
   });
 }
 

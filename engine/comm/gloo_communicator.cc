@@ -12,6 +12,7 @@
 
 #include "engine/comm/communicator.h"
 #include "engine/comm/file_store.h"
+#include "engine/comm/group_part.h"
 
 namespace mbridge {
 namespace {
@@ -162,6 +163,15 @@ class GlooCommunicator : public Communicator {
             return Range{static_cast<size_t>(peer), 1};
           });
     });
+  }
+
+  std::unique_ptr<Communicator> Split(const std::vector<int>& ranks, const std::string& name) override {
+    const GroupPart place = PartOfGroup(options_.group, rank(), size(), ranks, name);
+    GlooOptions part = options_;
+    part.group = place.group;
+    part.rank = place.rank;
+    part.size = place.size;
+    return MakeGlooCommunicator(part);
   }
 
  private:

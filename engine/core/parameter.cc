@@ -54,6 +54,14 @@ int64_t ParameterStore::NumElements() const {
   return total;
 }
 
+int64_t ParameterStore::NumGlobalElements() const {
+  int64_t total = 0;
+  for (const Parameter& parameter : parameters_) {
+    if (parameter.spec.trainable) total += parameter.spec.global_shape.NumElements();
+  }
+  return total;
+}
+
 void ParameterStore::ZeroGradients(const Context& context) { DeviceOf(device_).Zero(context, grads_.data, grads_.bytes()); }
 
 }  // namespace mbridge

@@ -12,14 +12,15 @@ namespace mbridge {
 
 // How a parameter is laid out over tensor-parallel ranks, drawn and decayed.
 struct ParameterSpec {
-  std::string name;                // Megatron-Core's: "decoder.layers.0.self_attention.linear_qkv.weight".
-  Shape shape;                     // Of this rank's shard.
-  Shape global_shape;              // Of the whole tensor.
-  int shard_axis = -1;             // Axis split over the tensor-parallel group; -1 = replicated.
-  int64_t shard_begin = 0;         // First global index of this rank along shard_axis.
-  bool trainable = true;           // False: state beside the weights (a router's expert bias): F32, no gradient, no optimizer.
-  bool weight_decay = true;        // False: 1-D tensors and biases (Megatron-LM's no-decay group).
-  bool sequence_parallel = false;  // Its gradient is summed over the tensor-parallel group under sequence parallelism.
+  std::string name;               // Megatron-Core's: "decoder.layers.0.self_attention.linear_qkv.weight".
+  Shape shape;                    // Of this rank's shard.
+  Shape global_shape;             // Of the whole tensor.
+  int shard_axis = -1;            // Axis split over the tensor-parallel group; -1 = replicated.
+  int64_t shard_begin = 0;        // First global index of this rank along shard_axis, in the first stripe.
+  int shard_stripes = 1;          // Equal stripes of shard_axis, each split over the ranks: 2 for gate and linear half of fc1.
+  bool trainable = true;          // False: state beside the weights (a router's expert bias): F32, no gradient, no optimizer.
+  bool weight_decay = true;       // False: 1-D tensors and biases (Megatron-LM's no-decay group).
+  bool partial_gradient = false;  // Each tensor-parallel rank has a part of its gradient: they are summed.
 };
 
 struct Parameter {
@@ -47,6 +48,7 @@ class ParameterStore {
   Tensor values() const { return values_; }     // 1-D, model dtype, with the alignment gaps (always zero).
   Tensor main_grads() const { return grads_; }  // 1-D, F32, same element offsets as values().
   int64_t NumElements() const;                  // Of the trainable ones, without gaps.
+  int64_t NumGlobalElements() const;            // The same of the whole tensors that this rank has shards of.
   DType dtype() const { return dtype_; }
   DeviceType device() const { return device_; }
   // In the order of the context's stream.

@@ -96,6 +96,9 @@ struct GptConfig {
   double output_init_std = 0;     // linear_proj and linear_fc2; 0: init_method_std / sqrt(2 num_layers).
   double embedding_init_std = 0;  // Word and position tables; 0: init_method_std.
 
+  // With several tensor-parallel ranks: norms, hidden dropouts and the residual stream on 1/ranks of the sequence each.
+  bool sequence_parallel = false;
+
   // Numerics. The defaults are Megatron-LM's command line; Megatron-Bridge's vanilla GPT turns both fusions off.
   DType dtype = DType::kBF16;  // Parameters and activations: BF16, F16 or F32.
   // GELU: tanh approximation, one rounding; off: bias added with a rounding, then exact erf. SwiGLU: one rounding; off: each

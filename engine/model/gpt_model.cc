@@ -40,11 +40,14 @@ void CheckIds(const char* what, const int32_t* ids, int64_t count, int64_t end) 
 // Everything that a microbatch writes, allocated once.
 struct Activations {
   std::vector<LayerRecord> layers;
-  Tensor embedding_keep;  // U8 [s, b, h], empty without dropout.
-  Tensor last_hidden;     // [s, b, h]: output of the last layer.
+  Tensor embedding_keep;  // U8 [stream length, b, h], empty without dropout.
+  Tensor last_hidden;     // [stream length, b, h]: output of the last layer.
   NormRecord final_norm;
-  Tensor normed;                                      // [s, b, h]: input of the output layer.
-  Tensor gradient;                                    // [s, b, h]: of the residual stream.
+  Tensor normed;                                      // [stream length, b, h]: input of the output layer.
+  Tensor gradient;                                    // [stream length, b, h]: of the residual stream.
+  Tensor whole_sequence;                              // [s, b, h], with sequence parallelism.
+  Tensor local_tokens;                                // I32 [b, s]: places in this rank's words, -1: another rank's.
+  Tensor stream_rows, stream_positions;               // I32 [b, stream length]: places in the stream, position ids.
   Tensor touched_words, touched_positions, gathered;  // Of EmbeddingBackward.
   Tensor rotary_cosine, rotary_sine;                  // [s, RotaryWidth / 2], with rotary positions.
   Tensor rotary_local_cosine, rotary_local_sine;      // The same, with rotary_base_local.
@@ -54,10 +57,11 @@ struct Activations {
   static Activations Allocate(Arena* arena, const Step& step) {
     const GptConfig& c = *step.config;
     const int64_t s = step.seq_length, b = step.micro_batch_size, h = c.hidden_size;
+    const Shape stream_shape{step.stream_length(), b, h};
     Activations a;
-    if (c.hidden_dropout > 0.0) a.embedding_keep = arena->Allocate(DType::kU8, {s, b, h});
+    if (c.hidden_dropout > 0.0) a.embedding_keep = arena->Allocate(DType::kU8, stream_shape);
     for (int64_t i = 0; i <= c.num_layers; ++i) {
-      const Tensor stream = arena->Allocate(step.storage, {s, b, h});
+      const Tensor stream = arena->Allocate(step.storage, stream_shape);
       if (i == c.num_layers) {
         a.last_hidden = stream;
       } else {
@@ -66,8 +70,14 @@ struct Activations {
       }
     }
     a.final_norm = NormRecord::Allocate(arena, step);
-    a.normed = arena->Allocate(step.storage, {s, b, h});
-    a.gradient = arena->Allocate(step.storage, {s, b, h});
+    a.normed = arena->Allocate(step.storage, stream_shape);
+    a.gradient = arena->Allocate(step.storage, stream_shape);
+    if (step.tensor_parallel.sequence_parallel) a.whole_sequence = arena->Allocate(step.storage, {s, b, h});
+    if (step.tensor_parallel.size() > 1) {
+      a.local_tokens = arena->Allocate(DType::kI32, {b, s});
+      a.stream_rows = arena->Allocate(DType::kI32, {b, step.stream_length()});
+      a.stream_positions = arena->Allocate(DType::kI32, {b, step.stream_length()});
+    }
     a.touched_words = arena->Allocate(DType::kI32, {c.padded_vocab_size});
     a.touched_positions = arena->Allocate(DType::kI32, {std::max<int64_t>(c.max_position_embeddings, 1)});
     if (c.position_embedding == PositionKind::kRope) {
@@ -88,7 +98,8 @@ struct Activations {
 }  // namespace
 
 struct GptModel::Impl {
-  GptConfig config;
+  GptConfig config, share;  // Of the whole model, of this rank.
+  TensorParallel tensor_parallel;
   Context context;
   DType storage;
   int word_table = -1, position_table = -1, output_table = -1;
@@ -109,29 +120,51 @@ struct GptModel::Impl {
     const int32_t* position_ids;
   };
 
-  int Declare(ParameterStore* store, std::string name, const Shape& shape, const InitRule& rule, bool sequence_parallel = false) {
-    ParameterSpec spec{.name = std::move(name),
-                       .shape = shape,
-                       .global_shape = shape,
-                       .weight_decay = shape.rank() > 1,
-                       .sequence_parallel = sequence_parallel};
+  // How a parameter is split over the tensor-parallel ranks.
+  struct Split {
+    int axis = -1;
+    int stripes = 1;
+    bool partial_gradient = false;
+  };
+
+  // `shape` of this rank's shard.
+  int Declare(ParameterStore* store, std::string name, const Shape& shape, const InitRule& rule, const Split& split) {
+    ParameterSpec spec{.name = std::move(name), .shape = shape, .global_shape = shape, .weight_decay = shape.rank() > 1};
+    if (tensor_parallel.size() > 1) {
+      spec.partial_gradient = split.partial_gradient;
+      if (split.axis >= 0) {
+        spec.shard_axis = split.axis;
+        spec.shard_stripes = split.stripes;
+        spec.shard_begin = tensor_parallel.rank() * (shape[split.axis] / split.stripes);
+        spec.global_shape[split.axis] *= tensor_parallel.size();
+      }
+    }
     rules.push_back(rule);
     return store->Add(std::move(spec));
   }
 
   InitRule GammaRule() const { return {InitRule::Kind::kConstant, config.layernorm_zero_centered_gamma ? 0.0f : 1.0f}; }
 
+  // A parameter of the residual stream: whole on every rank; with sequence parallelism each rank sees some of its gradient.
+  Split OfStream() const { return {.partial_gradient = tensor_parallel.sequence_parallel}; }
+
   Norm DeclareNorm(ParameterStore* store, const std::string& name) {
-    const int gamma = Declare(store, name + ".weight", {config.hidden_size}, GammaRule(), true);
+    const int gamma = Declare(store, name + ".weight", {config.hidden_size}, GammaRule(), OfStream());
     if (config.normalization == NormKind::kRmsNorm) return {.gamma = gamma};
-    return {.gamma = gamma, .beta = Declare(store, name + ".bias", {config.hidden_size}, {}, true)};
+    return {.gamma = gamma, .beta = Declare(store, name + ".bias", {config.hidden_size}, {}, OfStream())};
   }
 
-  Linear DeclareLinear(ParameterStore* store, const std::string& name, int64_t out, int64_t in, double std, bool row_parallel,
-                       bool add_bias = false) {
-    Linear linear;
-    linear.weight = Declare(store, name + ".weight", {out, in}, {InitRule::Kind::kModelParallelNormal, static_cast<float>(std)});
-    if (config.add_bias_linear || add_bias) linear.bias = Declare(store, name + ".bias", {out}, {}, row_parallel);
+  // out and in of this rank; `stripes` of a layer split by columns.
+  Linear DeclareLinear(ParameterStore* store, const std::string& name, int64_t out, int64_t in, double std, LinearSplit kind,
+                       bool add_bias = false, int stripes = 1) {
+    const bool columns = kind == LinearSplit::kColumns;
+    const Split of_weight = columns ? Split{.axis = 0, .stripes = stripes} : Split{.axis = 1};
+    Linear linear{.split = kind};
+    linear.weight =
+        Declare(store, name + ".weight", {out, in}, {InitRule::Kind::kModelParallelNormal, static_cast<float>(std)}, of_weight);
+    if (config.add_bias_linear || add_bias) {
+      linear.bias = Declare(store, name + ".bias", {out}, {}, columns ? of_weight : OfStream());
+    }
     return linear;
   }
 
@@ -149,35 +182,42 @@ struct GptModel::Impl {
 
   LayerParameters DeclareLayer(ParameterStore* store, int64_t layer) {
     const std::string prefix = fmt::format("decoder.layers.{}.", layer);
-    const GptConfig& c = config;
+    const GptConfig& c = share;
     const int64_t q = c.num_attention_heads * c.kv_channels, kv = c.num_query_groups * c.kv_channels;
+    const int halves = Fc1Width(c) == c.ffn_hidden_size ? 1 : 2;
     LayerParameters p;
     p.layer = layer;
     if (c.pre_layernorm) p.input_norm = DeclareNorm(store, prefix + "input_layernorm");
-    p.proj = DeclareLinear(store, prefix + "self_attention.linear_proj", c.hidden_size, q, OutputInitStd(c), true);
+    p.proj = DeclareLinear(store, prefix + "self_attention.linear_proj", c.hidden_size, q, OutputInitStd(c), LinearSplit::kRows);
     if (c.post_layernorm) p.attention_post_norm = DeclareNorm(store, prefix + "self_attention.linear_proj.post_layernorm");
-    p.qkv = DeclareLinear(store, prefix + "self_attention.linear_qkv", q + 2 * kv, c.hidden_size, c.init_method_std, false,
-                          c.add_qkv_bias);
+    p.qkv = DeclareLinear(store, prefix + "self_attention.linear_qkv", q + 2 * kv, c.hidden_size, c.init_method_std,
+                          LinearSplit::kColumns, c.add_qkv_bias);
     if (c.qk_layernorm) {
       const bool whole = c.qk_norm_over_projection;
+      const Split of_heads{.partial_gradient = true};  // Each rank has some of the heads.
       p.query_gamma =
-          Declare(store, prefix + "self_attention.q_layernorm.weight", {whole ? q : c.kv_channels}, GammaRule(), true);
-      p.key_gamma = Declare(store, prefix + "self_attention.k_layernorm.weight", {whole ? kv : c.kv_channels}, GammaRule(), true);
+          Declare(store, prefix + "self_attention.q_layernorm.weight", {whole ? q : c.kv_channels}, GammaRule(), of_heads);
+      p.key_gamma =
+          Declare(store, prefix + "self_attention.k_layernorm.weight", {whole ? kv : c.kv_channels}, GammaRule(), of_heads);
     }
     if (c.pre_layernorm) p.mlp_norm = DeclareNorm(store, prefix + "pre_mlp_layernorm");
     if (IsMoeLayer(c, layer)) {
       p.moe = DeclareExperts(store, prefix + "mlp.");
     } else {
-      p.fc1 = DeclareLinear(store, prefix + "mlp.linear_fc1", Fc1Width(c), c.hidden_size, c.init_method_std, false);
-      p.fc2 = DeclareLinear(store, prefix + "mlp.linear_fc2", c.hidden_size, c.ffn_hidden_size, OutputInitStd(c), true);
+      p.fc1 = DeclareLinear(store, prefix + "mlp.linear_fc1", Fc1Width(c), c.hidden_size, c.init_method_std,
+                            LinearSplit::kColumns, false, halves);
+      p.fc2 =
+          DeclareLinear(store, prefix + "mlp.linear_fc2", c.hidden_size, c.ffn_hidden_size, OutputInitStd(c), LinearSplit::kRows);
     }
     if (c.post_layernorm) p.mlp_post_norm = DeclareNorm(store, prefix + "mlp.linear_fc2.post_layernorm");
     return p;
   }
 
   Step StepFor(RngStreams* streams) const {
+    TensorParallel parallel = tensor_parallel;
+    parallel.whole_sequence = activations.whole_sequence;
     return {.context = context,
-            .config = &config,
+            .config = &share,
             .precision = config.dtype,
             .storage = storage,
             .seq_length = config.seq_length,
@@ -186,10 +226,13 @@ struct GptModel::Impl {
             .rotary_sine = activations.rotary_sine,
             .rotary_local_cosine = activations.rotary_local_cosine,
             .rotary_local_sine = activations.rotary_local_sine,
+            .tensor_parallel = parallel,
             .streams = streams};
   }
 
   void ScaleEmbeddings(const Step& step, const Tensor& x) const;
+  void Embed(const Step& step, const Batch& batch);
+  void EmbedBackward(const Step& step, const Batch& batch);
   void Forward(const Step& step, const Batch& batch);
   void Backward(const Step& step, const Batch& batch);
   LossSum SetTargets(const Step& step, const Batch& batch, float grad_scale);
@@ -206,19 +249,48 @@ void GptModel::Impl::ScaleEmbeddings(const Step& step, const Tensor& x) const {
   Scale(step.context, x, factor, step.precision, x);
 }
 
-// Embedding, layers, final norm.
-void GptModel::Impl::Forward(const Step& step, const Batch& batch) {
+// The layers' input. With several ranks each looks up its own words; their sum gets positions and dropout.
+void GptModel::Impl::Embed(const Step& step, const Batch& batch) {
   Activations& a = activations;
-  const int64_t b = step.micro_batch_size, s = step.seq_length;
+  const int64_t b = step.micro_batch_size, s = step.seq_length, length = step.stream_length();
   Tensor keep;
   if (step.training() && config.hidden_dropout > 0.0) {
     keep = a.embedding_keep;
-    EagerDropoutMask(&step.streams->default_stream, step.streams->sm_count, config.hidden_dropout,
+    EagerDropoutMask(step.hidden_dropout_stream(), step.streams->sm_count, config.hidden_dropout,
                      static_cast<int>(SizeOf(step.precision)), {keep.as<uint8_t>(), static_cast<size_t>(keep.size())});
   }
-  EmbeddingForward(step.context, ViewOf(batch.tokens, b, s), ViewOf(batch.position_ids, b, s), weights.value(word_table),
-                   position_table < 0 ? Tensor() : weights.value(position_table), keep, config.hidden_dropout, step.precision,
-                   a.layers[0].input);
+  const Tensor& words = weights.value(word_table);
+  const Tensor positions = position_table < 0 ? Tensor() : weights.value(position_table), stream = a.layers[0].input;
+  if (step.tensor_parallel.size() == 1) {
+    EmbeddingForward(step.context, ViewOf(batch.tokens, b, s), ViewOf(batch.position_ids, b, s), words, positions, keep,
+                     config.hidden_dropout, step.precision, stream);
+    return;
+  }
+  const int64_t first_word = step.tensor_parallel.rank() * share.padded_vocab_size;
+  std::transform(batch.tokens, batch.tokens + b * s, a.local_tokens.as<int32_t>(), [&](int32_t token) {
+    const int64_t place = token - first_word;
+    return static_cast<int32_t>(place >= 0 && place < share.padded_vocab_size ? place : -1);
+  });
+  const Tensor partial = PartialSum(step, stream);
+  EmbeddingForward(step.context, a.local_tokens, {}, words, {}, {}, 0.0, step.precision, partial);
+  SumPartial(step, partial, stream);
+  if (positions.empty() && keep.empty()) return;
+  const int64_t first_row = step.tensor_parallel.sequence_parallel ? step.tensor_parallel.rank() * length : 0;
+  int32_t *rows = a.stream_rows.as<int32_t>(), *places = a.stream_positions.as<int32_t>();
+  for (int64_t i = 0; i < b; ++i) {
+    for (int64_t j = 0; j < length; ++j) {
+      rows[i * length + j] = static_cast<int32_t>(j * b + i);
+      if (!positions.empty()) places[i * length + j] = batch.position_ids[i * s + first_row + j];
+    }
+  }
+  EmbeddingForward(step.context, a.stream_rows, a.stream_positions, stream.View({length * b, config.hidden_size}), positions,
+                   keep, config.hidden_dropout, step.precision, stream);
+}
+
+// Embedding, layers, final norm.
+void GptModel::Impl::Forward(const Step& step, const Batch& batch) {
+  Activations& a = activations;
+  Embed(step, batch);
   ScaleEmbeddings(step, a.layers[0].input);
   for (size_t i = 0; i < layers.size(); ++i) {
     const Tensor& output = i + 1 < layers.size() ? a.layers[i + 1].input : a.last_hidden;
@@ -230,9 +302,9 @@ void GptModel::Impl::Forward(const Step& step, const Batch& batch) {
 // From the output head's gradients to the embedding's.
 void GptModel::Impl::Backward(const Step& step, const Batch& batch) {
   Activations& a = activations;
-  const int64_t b = step.micro_batch_size, s = step.seq_length;
-  const Tensor head_grad = a.head.input_grad.View(a.gradient.shape);
-  Convert(step.context, head_grad, step.precision, a.gradient);
+  const Tensor head_grad = PartialSum(step, a.gradient);
+  Convert(step.context, a.head.input_grad.View(head_grad.shape), step.precision, head_grad);
+  SumPartial(step, head_grad, a.gradient);
   final_norm.Backward(step, weights, a.gradient, a.last_hidden, a.final_norm, {}, a.gradient);
   for (size_t i = layers.size(); i-- > 0;) {
     TransformerLayerBackward(step, layers[i], weights, a.layer_scratch, a.layers[i], a.gradient);
@@ -241,19 +313,27 @@ void GptModel::Impl::Backward(const Step& step, const Batch& batch) {
   if (config.hidden_dropout > 0.0) {
     Dropout(step.context, a.gradient, a.embedding_keep, config.hidden_dropout, step.precision, a.gradient);
   }
+  EmbedBackward(step, batch);
+  AddGradient(step.context, a.head.weight_grad, step.precision, weights.main_grad(output_table));
+}
+
+// From a.gradient to the tables' gradients; those of tied words join the output layer's.
+void GptModel::Impl::EmbedBackward(const Step& step, const Batch& batch) {
+  Activations& a = activations;
+  const int64_t b = step.micro_batch_size, s = step.seq_length;
+  const Tensor gradient = GatherSequence(step, a.gradient);
   if (position_table >= 0) {
-    EmbeddingBackward(step.context, ViewOf(batch.position_ids, b, s), a.gradient, step.precision, EmbeddingSum::kMainGradient,
+    EmbeddingBackward(step.context, ViewOf(batch.position_ids, b, s), gradient, step.precision, EmbeddingSum::kMainGradient,
                       weights.main_grad(position_table), a.touched_positions, a.gathered);
   }
-  const Tensor ids = ViewOf(batch.tokens, b, s);
+  const Tensor ids = a.local_tokens.empty() ? ViewOf(batch.tokens, b, s) : a.local_tokens;
   if (config.tied_embeddings) {
-    EmbeddingBackward(step.context, ids, a.gradient, step.precision, EmbeddingSum::kTiedGradient, a.head.weight_grad,
+    EmbeddingBackward(step.context, ids, gradient, step.precision, EmbeddingSum::kTiedGradient, a.head.weight_grad,
                       a.touched_words, a.gathered);
   } else {
-    EmbeddingBackward(step.context, ids, a.gradient, step.precision, EmbeddingSum::kMainGradient, weights.main_grad(word_table),
+    EmbeddingBackward(step.context, ids, gradient, step.precision, EmbeddingSum::kMainGradient, weights.main_grad(word_table),
                       a.touched_words, a.gathered);
   }
-  AddGradient(step.context, a.head.weight_grad, step.precision, weights.main_grad(output_table));
 }
 
 // Labels and per-token gradient weights in sequence-first order; the sum of the mask.
@@ -264,9 +344,10 @@ GptModel::LossSum GptModel::Impl::SetTargets(const Step& step, const Batch& batc
   const float per_token = grad_scale / static_cast<float>(std::max(sum.tokens, 1.0));
   int32_t* labels = activations.head.labels.as<int32_t>();
   float* weight = activations.head.weight.as<float>();
+  const auto first_word = static_cast<int32_t>(step.tensor_parallel.rank() * share.padded_vocab_size);
   for (int64_t i = 0; i < b; ++i) {
     for (int64_t j = 0; j < s; ++j) {
-      labels[j * b + i] = batch.labels[i * s + j];
+      labels[j * b + i] = batch.labels[i * s + j] - first_word;
       weight[j * b + i] = batch.loss_mask[i * s + j] * per_token;
     }
   }
@@ -294,12 +375,12 @@ void GptModel::Impl::CheckBatch(const Batch& batch) const {
 GptModel::GptModel(const GptConfig& config, Communicator* tensor_parallel, const Context& context)
     : impl_(std::make_unique<Impl>()) {
   ValidateGptConfig(config);
-  if (tensor_parallel != nullptr && tensor_parallel->size() > 1) {
-    throw EngineError(v1::REASON_UNSUPPORTED_MODEL,
-                      fmt::format("model.tensor_model_parallel_size is {}: this engine runs 1", tensor_parallel->size()));
-  }
   impl_->config = config;
   impl_->context = context;
+  impl_->tensor_parallel.group = tensor_parallel;
+  const int ranks = impl_->tensor_parallel.size();
+  impl_->tensor_parallel.sequence_parallel = config.sequence_parallel && ranks > 1;
+  impl_->share = ShareOf(config, ranks);
   const bool narrow = context.device != DeviceType::kCpu || (config.dtype == DType::kBF16 && NativeBF16Products());
   impl_->storage = narrow ? config.dtype : DType::kF32;
 }
@@ -308,25 +389,26 @@ GptModel::~GptModel() = default;
 
 void GptModel::DeclareParameters(ParameterStore* store) {
   Impl& m = *impl_;
-  const GptConfig& c = m.config;
+  const GptConfig& c = m.share;
   if (store->dtype() != c.dtype) ThrowEngineError("parameters of {} for a model of {}", NameOf(store->dtype()), NameOf(c.dtype));
   if (!store->parameters().empty()) ThrowEngineError("the model's parameters come first");
   m.rules.clear();
   m.layers.clear();
   const auto embedding_std = static_cast<float>(EmbeddingInitStd(c));
   m.word_table = m.Declare(store, "embedding.word_embeddings.weight", {c.padded_vocab_size, c.hidden_size},
-                           {InitRule::Kind::kModelParallelNormal, embedding_std});
+                           {InitRule::Kind::kModelParallelNormal, embedding_std}, {.axis = 0});
   if (c.position_embedding == PositionKind::kLearnedAbsolute) {
     m.position_table = m.Declare(store, "embedding.position_embeddings.weight", {c.max_position_embeddings, c.hidden_size},
-                                 {InitRule::Kind::kCpuEmbedding, embedding_std});
+                                 {InitRule::Kind::kCpuEmbedding, embedding_std}, {});
   }
   for (int64_t i = 0; i < c.num_layers; ++i) {
     m.layers.push_back(m.DeclareLayer(store, i));
   }
   m.final_norm = m.DeclareNorm(store, "decoder.final_layernorm");
-  m.output_table = c.tied_embeddings ? m.word_table
-                                     : m.Declare(store, "output_layer.weight", {c.padded_vocab_size, c.hidden_size},
-                                                 {InitRule::Kind::kModelParallelNormal, static_cast<float>(c.init_method_std)});
+  m.output_table = c.tied_embeddings
+                       ? m.word_table
+                       : m.Declare(store, "output_layer.weight", {c.padded_vocab_size, c.hidden_size},
+                                   {InitRule::Kind::kModelParallelNormal, static_cast<float>(c.init_method_std)}, {.axis = 0});
 }
 
 void GptModel::InitializeWeights(ParameterStore* store, RngStreams* streams) {
@@ -391,7 +473,7 @@ GptModel::LossSum GptModel::ForwardBackward(const int32_t* tokens, const int32_t
   step.grad_scale = grad_scale;
   const LossSum sum = m.SetTargets(step, batch, grad_scale);
   m.Forward(step, batch);
-  OutputHeadRun(step, m.activations.normed, m.weights.value(m.output_table), m.activations.head);
+  OutputHeadRun(step, GatherSequence(step, m.activations.normed), m.weights.value(m.output_table), m.activations.head);
   m.Backward(step, batch);
   return m.SumLosses(batch, sum);
 }
@@ -404,7 +486,7 @@ GptModel::LossSum GptModel::Evaluate(const int32_t* tokens, const int32_t* label
   const Step step = m.StepFor(nullptr);
   const LossSum sum = m.SetTargets(step, batch, 0.0f);
   m.Forward(step, batch);
-  OutputHeadRun(step, m.activations.normed, m.weights.value(m.output_table), m.activations.head);
+  OutputHeadRun(step, GatherSequence(step, m.activations.normed), m.weights.value(m.output_table), m.activations.head);
   return m.SumLosses(batch, sum);
 }
 
@@ -414,8 +496,8 @@ void GptModel::Logits(const int32_t* tokens, const int32_t* position_ids, const 
   m.CheckBatch(batch);
   const Step step = m.StepFor(nullptr);
   m.Forward(step, batch);
-  Gemm(step.context, AsMatrix(m.activations.normed), AsMatrix(m.weights.value(m.output_table)), AsMatrix(logits),
-       {.transpose_b = true});
+  Gemm(step.context, AsMatrix(GatherSequence(step, m.activations.normed)), AsMatrix(m.weights.value(m.output_table)),
+       AsMatrix(logits), {.transpose_b = true});
   Convert(step.context, logits, step.precision, logits);
   const LogitTransform transform = LogitTransformOf(m.config);
   if (!transform.identity()) TransformLogits(step.context, AsMatrix(logits), transform, step.precision);

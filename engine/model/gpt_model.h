@@ -1,8 +1,10 @@
-// GPT: forward, backward and evaluation of one pipeline stage that holds the whole model (megatron/core/models/gpt/gpt_model.py).
+// GPT: forward, backward and evaluation of one pipeline stage that holds the whole model (megatron/core/models/gpt/gpt_model.py),
+// or with tensor parallelism a share of every layer.
 //
 // Order of calls: DeclareParameters, ParameterStore::Allocate, InitializeWeights or loading of values, Prepare, OnWeightsChanged
 // whenever values changed (Prepare does it once), then ForwardBackward and Evaluate. Nothing is allocated after Prepare. One
-// thread calls a model; OpenMP threads work inside. Same inputs, thread count and instruction set: same bits.
+// thread calls a model, on every tensor-parallel rank with the same batch; OpenMP threads work inside. Same inputs, thread count
+// and instruction set: same bits.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +22,8 @@ struct Tensor;
 
 class GptModel {
  public:
-  // Throws EngineError REASON_INVALID_CONFIG or REASON_UNSUPPORTED_MODEL for a config that cannot be built. `tensor_parallel` (of
-  // size 1 for now; null means one rank) must outlive the model.
-  // `context`: where it runs; its stream and workspace outlive the model.
+  // Throws EngineError REASON_INVALID_CONFIG or REASON_UNSUPPORTED_MODEL for a config that cannot be built. `tensor_parallel`
+  // (null means one rank) must outlive the model. `context`: where it runs; its stream and workspace outlive the model.
   GptModel(const GptConfig& config, Communicator* tensor_parallel, const Context& context = {});
   ~GptModel();
   GptModel(const GptModel&) = delete;
@@ -31,7 +32,8 @@ class GptModel {
   // Adds every parameter with Megatron-Core's name, in Megatron-LM's order of creation.
   void DeclareParameters(ParameterStore* store);
 
-  // Megatron-LM's initial values: fp32 draws, rounded to the model dtype. Advances the model-parallel and the CPU stream.
+  // Megatron-LM's initial values: fp32 draws, rounded to the model dtype; each rank draws its shards from its own model-parallel
+  // stream. Advances the model-parallel and the CPU stream.
   void InitializeWeights(ParameterStore* store, RngStreams* streams);
 
   // Allocates every workspace. `store` must outlive the model's further use. May be called again with another batch size.
@@ -59,10 +61,11 @@ class GptModel {
   // The same loss without dropout and gradients; draws nothing.
   LossSum Evaluate(const int32_t* tokens, const int32_t* labels, const float* loss_mask, const int32_t* position_ids);
 
-  // logits [s, b, padded vocabulary] F32 of one microbatch without dropout, rounded to the model dtype.
+  // logits [s, b, padded vocabulary / ranks] F32 of one microbatch without dropout, rounded to the model dtype: of this rank's
+  // words.
   void Logits(const int32_t* tokens, const int32_t* position_ids, const Tensor& logits);
 
-  const GptConfig& config() const;
+  const GptConfig& config() const;  // Of the whole model.
   // Bytes allocated by Prepare: activations, workspaces and weight copies.
   int64_t ActivationBytes() const;
   // Model FLOPs of a training step per token, 3 times the forward pass (Megatron-LM's num_floating_point_operations).

@@ -6,15 +6,23 @@
 namespace mbridge {
 
 void Linear::Forward(const Step& step, const Weights& weights, const Tensor& x, const Tensor& y) const {
-  Gemm(step.context, AsMatrix(x), AsMatrix(weights.value(weight)), AsMatrix(y), {.transpose_b = true});
+  const Tensor input = split == LinearSplit::kColumns ? GatherSequence(step, x) : x;
+  const Tensor output = split == LinearSplit::kRows ? PartialSum(step, y) : y;
+  Gemm(step.context, AsMatrix(input), AsMatrix(weights.value(weight)), AsMatrix(output), {.transpose_b = true});
+  if (split == LinearSplit::kRows) SumPartial(step, output, y);
 }
 
 void Linear::Backward(const Step& step, const Weights& weights, const Tensor& dy, const Tensor& x, const Tensor& dx,
                       const Tensor& scratch) const {
   const Tensor& w = weights.value(weight);
-  Gemm(step.context, AsMatrix(dy), AsMatrix(w), AsMatrix(dx), {});
+  const Tensor d_output = split == LinearSplit::kRows ? GatherSequence(step, dy) : dy;
+  const Tensor d_input = split == LinearSplit::kColumns ? PartialSum(step, dx) : dx;
+  Gemm(step.context, AsMatrix(d_output), AsMatrix(w), AsMatrix(d_input), {});
+  if (split == LinearSplit::kColumns) SumPartial(step, d_input, dx);
+  // The input is gathered again rather than kept: that memory would grow with the layers.
+  const Tensor input = split == LinearSplit::kColumns ? GatherSequence(step, x) : x;
   const Tensor grad = Tensor{scratch.data, DType::kF32, scratch.device, w.shape};
-  Gemm(step.context, AsMatrix(dy), AsMatrix(x), AsMatrix(grad), {.transpose_a = true});
+  Gemm(step.context, AsMatrix(d_output), AsMatrix(input), AsMatrix(grad), {.transpose_a = true});
   AddGradient(step.context, grad, step.precision, weights.main_grad(weight));
 }
 

@@ -12,7 +12,7 @@ NormOptions NormOptionsOf(const Step& step) {
 }
 
 NormRecord NormRecord::Allocate(Arena* arena, const Step& step) {
-  const Shape rows{step.seq_length * step.micro_batch_size};
+  const Shape rows{step.stream_length() * step.micro_batch_size};
   NormRecord record;
   if (step.config->normalization == NormKind::kLayerNorm) record.mean = arena->Allocate(DType::kF32, rows);
   record.rstd = arena->Allocate(DType::kF32, rows);

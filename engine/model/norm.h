@@ -13,8 +13,8 @@ NormOptions NormOptionsOf(const Step& step);
 
 // What a norm's backward needs.
 struct NormRecord {
-  Tensor mean;  // F32 [rows]; empty for RMSNorm.
-  Tensor rstd;  // F32 [rows].
+  Tensor mean;  // F32 [stream length * b]; empty for RMSNorm.
+  Tensor rstd;  // F32 [stream length * b].
 
   static NormRecord Allocate(Arena* arena, const Step& step);
 };
@@ -23,7 +23,7 @@ struct Norm {
   int gamma = -1;  // Index of [h].
   int beta = -1;   // Index of [h], -1 for RMSNorm.
 
-  // y = norm(x), both [s, b, h].
+  // y = norm(x), both [stream length, b, h].
   void Forward(const Step& step, const Weights& weights, const Tensor& x, const NormRecord& record, const Tensor& y) const;
   // dx = round(residual + round(norm's input gradient)), without residual (empty) the latter; dx may be dy or residual. Adds to
   // the main gradients.

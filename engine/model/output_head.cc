@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/ops/convert.h"
 #include "engine/ops/gemm.h"
 
 namespace mbridge {
@@ -14,7 +15,7 @@ constexpr int64_t kTilePadding = 16;
 
 struct Block {
   Matrix hidden, input_grad;
-  Tensor labels, weight, loss, logits, tile;
+  Tensor labels, weight, loss, logits, tile, largest;
   CrossEntropyState state;
 };
 
@@ -27,8 +28,19 @@ Block BlockOf(const OutputHeadScratch& scratch, const Tensor& hidden, int64_t fi
   block.loss = scratch.loss.Rows(first, count);
   block.logits = scratch.logits.Rows(0, count);
   block.tile = scratch.tile.Rows(0, count);
+  if (!scratch.largest.empty()) block.largest = scratch.largest.Rows(0, count);
   block.state = {scratch.state.maximum.Rows(0, count), scratch.state.sum.Rows(0, count), scratch.state.predicted.Rows(0, count)};
   return block;
+}
+
+// The state over the whole vocabulary from the states of the ranks' parts.
+void JoinRanks(const Step& step, const Block& block) {
+  Communicator* group = step.tensor_parallel.group;
+  Convert(step.context, block.state.maximum, DType::kF32, block.largest);
+  group->AllReduce(block.largest, ReduceOp::kMax);
+  CrossEntropyRescale(step.context, block.state, block.largest);
+  group->AllReduce(block.state.sum, ReduceOp::kSum);
+  group->AllReduce(block.state.predicted, ReduceOp::kSum);
 }
 
 }  // namespace
@@ -44,6 +56,7 @@ OutputHeadScratch OutputHeadScratch::Allocate(Arena* arena, const Step& step) {
   const auto floats = [arena](const Shape& shape) { return arena->Allocate(DType::kF32, shape); };
   OutputHeadScratch scratch;
   scratch.state = {floats({block}), floats({block}), floats({block})};
+  if (step.tensor_parallel.size() > 1) scratch.largest = floats({block});
   scratch.tile = arena->Allocate(step.storage, {block, std::min(kTileColumns, c.padded_vocab_size) + kTilePadding});
   scratch.logits = arena->Allocate(step.precision, {block, c.padded_vocab_size});
   scratch.input_grad = floats({tokens, c.hidden_size});
@@ -75,6 +88,7 @@ void OutputHeadRun(const Step& step, const Tensor& hidden, const Tensor& table, 
       CrossEntropyFold(context, block.tile, begin, count, block.labels, step.precision, block.state,
                        step.training() ? block.logits : Tensor());
     });
+    if (step.tensor_parallel.size() > 1) JoinRanks(step, block);
     CrossEntropyLoss(context, block.state, block.loss);
     if (!step.training()) continue;
     for_each_tile([&](int64_t begin, int64_t count, const Matrix& tile, const Matrix& words) {

@@ -4,22 +4,30 @@
 #include "engine/core/op.h"
 #include "engine/core/torch_random.h"
 #include "engine/model/gpt_config.h"
+#include "engine/model/tensor_parallel.h"
 
 namespace mbridge {
 
 struct Step {
   Context context;
-  const GptConfig* config = nullptr;
-  DType precision = DType::kF32;  // Model dtype: where values are rounded.
-  DType storage = DType::kF32;    // Dtype of activations; F32 also holds BF16 and F16 values (engine/ops/cpu/precision.h).
+  const GptConfig* config = nullptr;  // Of this rank's share (ShareOf).
+  DType precision = DType::kF32;      // Model dtype: where values are rounded.
+  DType storage = DType::kF32;        // Dtype of activations; F32 also holds BF16 and F16 values (engine/ops/cpu/precision.h).
   int64_t seq_length = 0;
   int64_t micro_batch_size = 0;
   Tensor rotary_cosine, rotary_sine;              // FillRotaryTables; empty without rotary positions.
   Tensor rotary_local_cosine, rotary_local_sine;  // Of rotary_base_local, for the layers with a window; else empty.
-  float grad_scale = 0.0f;                        // Upstream gradient of auxiliary losses: 1 / microbatches times the loss scale.
-  RngStreams* streams = nullptr;                  // Null in evaluation: no dropout, nothing is kept for backward.
+  TensorParallel tensor_parallel;
+  float grad_scale = 0.0f;        // Upstream gradient of auxiliary losses: 1 / microbatches times the loss scale.
+  RngStreams* streams = nullptr;  // Null in evaluation: no dropout, nothing is kept for backward.
 
   bool training() const { return streams != nullptr; }
+  // Rows of the residual stream on this rank: [stream_length(), b, h].
+  int64_t stream_length() const { return tensor_parallel.StreamLength(seq_length); }
+  // Where the hidden dropouts draw from. Ranks that hold the same rows draw the same mask.
+  PhiloxStream* hidden_dropout_stream() const {
+    return tensor_parallel.sequence_parallel ? &streams->model_parallel : &streams->default_stream;
+  }
 };
 
 }  // namespace mbridge

@@ -40,7 +40,7 @@ std::span<uint8_t> BytesOf(const Tensor& keep) { return {keep.as<uint8_t>(), sta
 Tensor DrawHiddenMask(const Step& step, const Tensor& keep) {
   const GptConfig& c = *step.config;
   if (!step.training() || c.hidden_dropout == 0.0) return {};
-  PhiloxStream* stream = &step.streams->default_stream;
+  PhiloxStream* stream = step.hidden_dropout_stream();
   if (c.bias_dropout_fusion) {
     CompiledDropoutMask(DrawCompiledSeed(stream), c.hidden_dropout, BytesOf(keep));
   } else {
@@ -276,7 +276,8 @@ AttentionOptions AttentionOptionsOf(const Step& step, int64_t layer) {
 
 LayerRecord LayerRecord::Allocate(Arena* arena, const Step& step, int64_t layer) {
   const GptConfig& c = *step.config;
-  const int64_t s = step.seq_length, b = step.micro_batch_size, h = c.hidden_size;
+  const int64_t s = step.seq_length, b = step.micro_batch_size;
+  const Shape stream{step.stream_length(), b, c.hidden_size};
   const auto activation = [&](int64_t width) { return arena->Allocate(step.storage, {s, b, width}); };
   const auto mask = [&](bool wanted, const Shape& shape) { return wanted ? arena->Allocate(DType::kU8, shape) : Tensor(); };
   const Shape scores{b, c.num_attention_heads, s, s};
@@ -284,14 +285,14 @@ LayerRecord LayerRecord::Allocate(Arena* arena, const Step& step, int64_t layer)
   if (c.pre_layernorm) {
     r.input_norm = NormRecord::Allocate(arena, step);
     r.mlp_norm = NormRecord::Allocate(arena, step);
-    r.normed_input = activation(h);
-    r.normed_middle = activation(h);
+    r.normed_input = arena->Allocate(step.storage, stream);
+    r.normed_middle = arena->Allocate(step.storage, stream);
   }
   if (c.post_layernorm) {
     r.attention_post_norm = NormRecord::Allocate(arena, step);
     r.mlp_post_norm = NormRecord::Allocate(arena, step);
-    r.attention_output = activation(h);
-    r.mlp_output = activation(h);
+    r.attention_output = arena->Allocate(step.storage, stream);
+    r.mlp_output = arena->Allocate(step.storage, stream);
   }
   r.projected = r.qkv = activation(LayoutOf(c).width());
   if (c.qk_layernorm) {
@@ -301,9 +302,9 @@ LayerRecord LayerRecord::Allocate(Arena* arena, const Step& step, int64_t layer)
   r.attention_keep = mask(c.attention_dropout > 0.0, scores);
   r.probabilities = arena->Allocate(ProbabilityType(AttentionOptionsOf(step, 0)), scores);
   r.context = activation(QueryWidth(c));
-  r.proj_keep = mask(c.hidden_dropout > 0.0, {s, b, h});
-  r.fc2_keep = mask(c.hidden_dropout > 0.0, {s, b, h});
-  r.middle = activation(h);
+  r.proj_keep = mask(c.hidden_dropout > 0.0, stream);
+  r.fc2_keep = mask(c.hidden_dropout > 0.0, stream);
+  r.middle = arena->Allocate(step.storage, stream);
   if (IsMoeLayer(c, layer)) {
     r.moe = MoeRecord::Allocate(arena, step);
   } else {
@@ -319,8 +320,9 @@ LayerScratch LayerScratch::Allocate(Arena* arena, const Step& step, int threads)
     return arena->Allocate(step.storage, {step.seq_length, step.micro_batch_size, width});
   };
   LayerScratch scratch;
-  scratch.hidden_a = activation(c.hidden_size);
-  scratch.hidden_b = activation(c.hidden_size);
+  const Shape stream{step.stream_length(), step.micro_batch_size, c.hidden_size};
+  scratch.hidden_a = arena->Allocate(step.storage, stream);
+  scratch.hidden_b = arena->Allocate(step.storage, stream);
   scratch.d_context = activation(QueryWidth(c));
   scratch.d_qkv = activation(LayoutOf(c).width());
   scratch.d_activated = scratch.d_fc1 = activation(c.ffn_hidden_size);

@@ -22,7 +22,8 @@ struct LayerParameters {
   int query_gamma = -1, key_gamma = -1;  // Indices of [kv_channels] (or of all heads together), with qk_layernorm.
 };
 
-// Activations of one layer and microbatch. [s, b, ...] in the storage dtype unless said; masks are empty without dropout.
+// Activations of one layer and microbatch, of this rank's heads and MLP columns. [s, b, ...] in the storage dtype unless said;
+// what has the hidden size is the residual stream [stream length, b, h] (tensor_parallel.h). Masks are empty without dropout.
 struct LayerRecord {
   Tensor input;  // The residual stream that enters; set by the caller.
   NormRecord input_norm, mlp_norm, attention_post_norm, mlp_post_norm;
@@ -33,7 +34,7 @@ struct LayerRecord {
   Tensor attention_keep;       // U8 [b, heads, s, s].
   Tensor probabilities;        // [b, heads, s, s].
   Tensor context;              // heads * kv_channels.
-  Tensor proj_keep, fc2_keep;  // U8 [s, b, h].
+  Tensor proj_keep, fc2_keep;  // U8, h.
   Tensor middle;               // h: after attention's bias-dropout-add.
   Tensor normed_middle;        // h; empty without pre_layernorm.
   Tensor fc1_output;           // Fc1Width; without bias, unrounded if storage is F32.
@@ -46,7 +47,7 @@ struct LayerRecord {
 
 // Scratch that the layers of a model share.
 struct LayerScratch {
-  Tensor hidden_a, hidden_b;  // [s, b, h].
+  Tensor hidden_a, hidden_b;  // [stream length, b, h].
   Tensor d_context;           // [s, b, heads * kv_channels].
   Tensor d_qkv;               // As qkv.
   Tensor d_activated;         // [s, b, ffn].
@@ -58,7 +59,7 @@ struct LayerScratch {
   static LayerScratch Allocate(Arena* arena, const Step& step, int threads);
 };
 
-// output [s, b, h] = layer(record->input). Draws the dropout masks in Megatron-LM's order if step.training().
+// output [stream length, b, h] = layer(record->input). Draws the dropout masks in Megatron-LM's order if step.training().
 void TransformerLayerForward(const Step& step, const LayerParameters& parameters, const Weights& weights,
                              const LayerScratch& scratch, LayerRecord* record, const Tensor& output);
 

@@ -11,7 +11,7 @@ namespace mbridge {
 struct CrossEntropyState {
   Tensor maximum;    // Of the logits so far.
   Tensor sum;        // Of exp(logit - maximum) so far.
-  Tensor predicted;  // The label's logit, once its column was seen.
+  Tensor predicted;  // The label's logit, once its column was seen; 0 until then.
 };
 
 // Empties the state for new rows.
@@ -23,6 +23,10 @@ extern Op<void(const Context&, const CrossEntropyState& state)> CrossEntropyBegi
 extern Op<void(const Context&, const Tensor& tile, int64_t first, int64_t n, const Tensor& labels, DType precision,
                const CrossEntropyState& state, const Tensor& logits)>
     CrossEntropyFold;
+
+// Moves the sum to another maximum, at least as large: sum *= exp(maximum - largest), maximum = largest [rows]. Joins states of
+// several parts of the vocabulary: `largest` their common maximum, then the sums and the predicted logits are added up.
+extern Op<void(const Context&, const CrossEntropyState& state, const Tensor& largest)> CrossEntropyRescale;
 
 // loss = log(sum) - (predicted - maximum), F32 [rows].
 extern Op<void(const Context&, const CrossEntropyState& state, const Tensor& loss)> CrossEntropyLoss;

@@ -48,10 +48,12 @@ Tensor View1D(void* data, DType dtype, int64_t count) { return {data, dtype, Dev
 
 }  // namespace
 
-Optimizer::Optimizer(ParameterStore* store, const OptimizerOptions& options, Communicator* data_parallel)
+Optimizer::Optimizer(ParameterStore* store, const OptimizerOptions& options, Communicator* data_parallel,
+                     Communicator* tensor_parallel)
     : store_(store),
       options_(options),
       data_parallel_(data_parallel),
+      tensor_parallel_(tensor_parallel != nullptr && tensor_parallel->size() > 1 ? tensor_parallel : nullptr),
       loss_scaler_(options.loss_scaler),
       sharded_(options.shard_over_data_parallel && data_parallel->size() > 1) {
   PlanPieces();
@@ -112,7 +114,37 @@ void Optimizer::TakeMastersFromValues() {
     Widen(values.as<Float16>(), count, masters_);
 }
 
+bool Optimizer::CountsHere(int parameter) const {
+  return tensor_parallel_ == nullptr || tensor_parallel_->rank() == 0 || store_->parameters()[parameter].spec.shard_axis >= 0;
+}
+
 void Optimizer::ReduceGradients() {
+  ReduceOverData();
+  if (tensor_parallel_ != nullptr) SumPartialGradients();
+}
+
+// One collective for all of them: they are small and many.
+void Optimizer::SumPartialGradients() {
+  float* const data = store_->main_grads().as<float>();
+  const auto for_each = [&](auto&& body) {
+    int64_t at = 0;
+    for (size_t i = first_piece_; i < last_piece_; ++i) {
+      const Piece& piece = pieces_[i];
+      if (!store_->parameters()[piece.parameter].spec.partial_gradient) continue;
+      body(piece, at);
+      at += piece.count;
+    }
+    return at;
+  };
+  const int64_t count = for_each([](const Piece&, int64_t) {});
+  if (count == 0) return;
+  staging_.resize(std::max(staging_.size(), static_cast<size_t>(count)));
+  for_each([&](const Piece& piece, int64_t at) { std::copy_n(data + piece.begin, piece.count, staging_.data() + at); });
+  tensor_parallel_->AllReduce(View1D(staging_.data(), DType::kF32, count), ReduceOp::kSum);
+  for_each([&](const Piece& piece, int64_t at) { std::copy_n(staging_.data() + at, piece.count, data + piece.begin); });
+}
+
+void Optimizer::ReduceOverData() {
   const int ranks = data_parallel_->size();
   if (ranks == 1) return;
   const Tensor gradients = store_->main_grads();
@@ -159,8 +191,9 @@ float Optimizer::Norm(const float* data, int64_t data_origin, float scale) {
     const int parameter = pieces_[i].parameter;
     for (; i < pieces_.size() && pieces_[i].parameter == parameter; ++i) squares += piece_sums_[i];
     const double norm = static_cast<float>(std::sqrt(squares));
-    total += norm * norm;
+    if (CountsHere(parameter)) total += norm * norm;
   }
+  if (tensor_parallel_ != nullptr) tensor_parallel_->AllReduce(View1D(&total, DType::kF64, 1), ReduceOp::kSum);
   return static_cast<float>(std::sqrt(total));
 }
 
@@ -208,10 +241,12 @@ int64_t Optimizer::CountZeros() const {
   int64_t zeros = 0;
 #pragma omp parallel for schedule(static) reduction(+ : zeros)
   for (size_t i = first_piece_; i < last_piece_; ++i) {
+    if (!CountsHere(pieces_[i].parameter)) continue;
     const float* x = gradients + pieces_[i].begin;
     for (int64_t k = 0; k < pieces_[i].count; ++k) zeros += x[k] == 0.0f ? 1 : 0;
   }
   if (sharded_) data_parallel_->AllReduce(View1D(&zeros, DType::kI64, 1), ReduceOp::kSum);
+  if (tensor_parallel_ != nullptr) tensor_parallel_->AllReduce(View1D(&zeros, DType::kI64, 1), ReduceOp::kSum);
   return zeros;
 }
 
@@ -264,7 +299,8 @@ std::vector<OptimizerStateTensor> Optimizer::StateTensors() const {
   std::vector<OptimizerStateTensor> tensors;
   const auto* base = static_cast<const float*>(store_->main_grads().data);
   const auto add = [&](const char* kind, float* array) {
-    for (const Parameter& parameter : store_->parameters()) {
+    for (size_t index = 0; index < store_->parameters().size(); ++index) {
+      const Parameter& parameter = store_->parameters()[index];
       if (!parameter.spec.trainable) continue;
       const int64_t offset = static_cast<const float*>(parameter.main_grad.data) - base;
       const int64_t begin = std::max(offset, shard_begin_);
@@ -273,7 +309,7 @@ std::vector<OptimizerStateTensor> Optimizer::StateTensors() const {
       Tensor view = View1D(array + (begin - shard_begin_), DType::kF32, end - begin);
       if (end - begin == parameter.main_grad.size()) view = view.View(parameter.spec.shape);
       tensors.push_back({fmt::format("optimizer.state.{}.{}", kind, parameter.spec.name), &parameter.spec, view, begin - offset,
-                         sharded_ || data_parallel_->rank() == 0});
+                         (sharded_ || data_parallel_->rank() == 0) && CountsHere(static_cast<int>(index))});
     }
   };
   if (masters_ != nullptr) add("fp32_param", masters_);

@@ -1,8 +1,9 @@
 // From the accumulated gradients of an iteration to new parameter values: data-parallel reduction, loss scale, norm, clipping,
-// AdamW on fp32 masters; replicated on the data-parallel ranks or sharded over them (ZeRO-1), with equal bits.
+// AdamW on fp32 masters; replicated on the data-parallel ranks or sharded over them (ZeRO-1), with equal bits. Tensor-parallel
+// ranks update their shards, and parameters that they all have alike.
 //
 // Order of an iteration (Megatron-LM's MixedPrecisionOptimizer.step): backward fills main_grads, ReduceGradients(), Step().
-// Every data-parallel rank calls the same methods in the same order. Runs on the OpenMP threads of the caller; results do not
+// Every rank calls the same methods in the same order. Runs on the OpenMP threads of the caller; results do not
 // depend on their number. Not thread-safe. Collectives throw EngineError.
 #pragma once
 
@@ -39,27 +40,30 @@ struct OptimizerStateTensor {
   const ParameterSpec* spec = nullptr;
   Tensor tensor;  // F32; the parameter's shape, or 1-D where it is a piece.
   int64_t flat_begin = 0;
-  bool write_here = true;  // False on the replicas of data-parallel rank 0.
+  bool write_here = true;  // False where another rank writes the same.
 };
 
 class Optimizer {
  public:
-  // `store` is allocated and, with `data_parallel`, outlives the optimizer. Masters are taken from the values it holds now.
+  // `store` is allocated and, with the communicators, outlives the optimizer. `tensor_parallel`: null for one rank. Masters are
+  // taken from the values that the store holds now.
   // A model in F32 has no separate masters. Throws REASON_OUT_OF_MEMORY.
-  Optimizer(ParameterStore* store, const OptimizerOptions& options, Communicator* data_parallel);
+  Optimizer(ParameterStore* store, const OptimizerOptions& options, Communicator* data_parallel,
+            Communicator* tensor_parallel = nullptr);
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
   // Masters again from the values: after they were loaded or drawn anew. Moments and the step count are not touched.
   void TakeMastersFromValues();
 
-  // main_grads = sum over ranks of main_grads / dp, in rank order; a sharded optimizer gets only its own part right.
+  // main_grads = sum over data-parallel ranks of main_grads / dp, in rank order, then partial gradients summed over the
+  // tensor-parallel ranks; a sharded optimizer gets only its own part right.
   void ReduceGradients();
   // One update with the schedule's rates. Gradients are not changed; the loss scaler is updated. Without a dynamic scaler a step
   // with a non-finite gradient is for the caller to treat as a failure.
   StepResult Step(double lr, double weight_decay);
 
-  // L2 norm over the fp32 masters.
+  // L2 norm over the fp32 masters of the whole model.
   float ParameterNorm();
   // Name of a parameter with a NaN or infinite main gradient on this rank; empty if there is none.
   std::string FindNonFiniteGradient() const;
@@ -83,9 +87,13 @@ class Optimizer {
   };
 
   void PlanPieces();
+  void ReduceOverData();
+  void SumPartialGradients();
+  // False for a parameter that tensor-parallel rank 0 counts for all.
+  bool CountsHere(int parameter) const;
   float* master(int64_t offset) const;
-  // sqrt of the sum over parameters of the squared norms of `data * scale` (buffer offsets), each norm rounded to float; NaN or
-  // infinite when an element is.
+  // sqrt of the sum over the model's parameters of the squared norms of `data * scale` (buffer offsets), each norm rounded to
+  // float; NaN or infinite when an element is.
   float Norm(const float* data, int64_t data_origin, float scale);
   template <class T> void UpdateAll(const AdamFactors& decay, const AdamFactors& no_decay);
   void GatherValues();
@@ -93,7 +101,7 @@ class Optimizer {
 
   ParameterStore* store_;
   OptimizerOptions options_;
-  Communicator* data_parallel_;
+  Communicator *data_parallel_, *tensor_parallel_;  // The latter null for one rank.
   LossScaler loss_scaler_;
   int64_t step_count_ = 0;
   bool sharded_;

@@ -34,7 +34,7 @@ v1::MetricPoint IntervalLog::Finish(int64_t iteration, int64_t consumed_samples,
   point.set_consumed_tokens(consumed_samples * plan_->model.seq_length);
   point.set_elapsed_ms_per_iteration(seconds * 1e3);
   point.set_tokens_per_second(static_cast<double>(plan_->tokens_per_iteration()) / seconds);
-  point.set_tflops_per_rank(plan_->flops_per_token * point.tokens_per_second() / plan_->data_parallel_size * 1e-12);
+  point.set_tflops_per_rank(plan_->flops_per_token * point.tokens_per_second() / plan_->parallel.world() * 1e-12);
   point.set_skipped_iterations(sums_->skipped);
   point.set_nan_iterations(sums_->nan);
   point.set_eta_seconds(seconds * static_cast<double>(plan_->train_iters - iteration));

@@ -27,13 +27,12 @@ std::string CheckpointPath(const RunIdentity& identity, int64_t step) {
 
 }  // namespace
 
-TrainState::TrainState(const TrainingPlan& plan, const Context& context, Communicator* data_parallel)
+TrainState::TrainState(const TrainingPlan& plan, const Context& context, const ParallelGroups& groups)
     : plan_(plan),
       context_(context),
-      data_parallel_(data_parallel),
-      tensor_parallel_(MakeSelfCommunicator()),
+      groups_(groups),
       parameters_(std::make_unique<ParameterStore>(plan.model.dtype, context.device)),
-      model_(std::make_unique<GptModel>(plan.model, tensor_parallel_.get(), context)),
+      model_(std::make_unique<GptModel>(plan.model, groups.tensor(), context)),
       rng_(plan.seed) {
   model_->DeclareParameters(parameters_.get());
   parameters_->Allocate();
@@ -41,10 +40,12 @@ TrainState::TrainState(const TrainingPlan& plan, const Context& context, Communi
 
 void TrainState::InitializeFresh() {
   const GptConfig& model = plan_.model;
-  rng_ = RngStreams(plan_.seed);
-  rng_.SkipJitWarmup(model.ffn_hidden_size, model.seq_length, plan_.micro_batch_size, model.hidden_size, model.seq_length);
+  const int tensor_ranks = groups_.tensor()->size();
+  rng_ = RngStreams(plan_.seed, 0, groups_.tensor()->rank());
+  rng_.SkipJitWarmup(model.ffn_hidden_size / tensor_ranks, model.seq_length, plan_.micro_batch_size, model.hidden_size,
+                     model.seq_length / (model.sequence_parallel ? tensor_ranks : 1));
   model_->InitializeWeights(parameters_.get(), &rng_);
-  optimizer_ = std::make_unique<Optimizer>(parameters_.get(), MakeOptimizerOptions(plan_), data_parallel_);
+  optimizer_ = std::make_unique<Optimizer>(parameters_.get(), MakeOptimizerOptions(plan_), groups_.data(), groups_.tensor());
   model_->Prepare(*parameters_, static_cast<int>(plan_.micro_batch_size));
 }
 
@@ -55,7 +56,7 @@ absl::Status TrainState::Load(const RunIdentity& identity) {
   options.expected_manifest_hash = identity.expected_manifest_hash;
   options.weights_only = identity.load_weights_only;
   MB_ASSIGN_OR_RETURN(const CheckpointMeta meta, LoadCheckpoint(identity.load_checkpoint_path, options,
-                                                                Tensors(!identity.load_weights_only), data_parallel_));
+                                                                Tensors(!identity.load_weights_only), groups_.world()));
   if (identity.load_weights_only) {
     optimizer_->TakeMastersFromValues();
   } else {
@@ -76,17 +77,19 @@ absl::StatusOr<SavedCheckpoint> TrainState::Save(const RunIdentity& identity) {
   meta.config_text = identity.config_text;
   meta.state_json = StateJson();
   meta.has_optimizer_state = plan_.save_optimizer;
-  return SaveCheckpoint(CheckpointPath(identity, step), meta, Tensors(plan_.save_optimizer), data_parallel_);
+  return SaveCheckpoint(CheckpointPath(identity, step), meta, Tensors(plan_.save_optimizer), groups_.world());
 }
 
 std::vector<CheckpointTensor> TrainState::Tensors(bool with_optimizer) const {
   std::vector<CheckpointTensor> tensors;
   for (const Parameter& parameter : parameters_->parameters()) {
-    tensors.push_back(MakeCheckpointTensor(parameter.spec.name, parameter.spec, parameter.value, 0, data_parallel_->rank() == 0));
+    const ParameterSpec& spec = parameter.spec;
+    const bool write_here = groups_.data()->rank() == 0 && (spec.shard_axis >= 0 || groups_.tensor()->rank() == 0);
+    AppendCheckpointTensors(spec.name, spec, parameter.value, 0, write_here, &tensors);
   }
   if (!with_optimizer) return tensors;
   for (const OptimizerStateTensor& state : optimizer_->StateTensors()) {
-    tensors.push_back(MakeCheckpointTensor(state.name, *state.spec, state.tensor, state.flat_begin, state.write_here));
+    AppendCheckpointTensors(state.name, *state.spec, state.tensor, state.flat_begin, state.write_here, &tensors);
   }
   return tensors;
 }
@@ -124,7 +127,11 @@ absl::Status TrainState::RestoreState(const CheckpointMeta& meta) {
     scaler.growth_tracker = saved.at("growth_tracker").get<int64_t>();
     scaler.hysteresis_tracker = saved.at("hysteresis_tracker").get<int>();
     optimizer_->Restore(state.at("optimizer_steps").get<int64_t>(), scaler);
-    if (state.contains("rng")) rng_ = RngStreams::Restore(state.at("rng").get<RngStreams::State>());
+    if (state.contains("rng")) {
+      // The state is rank 0's; the other ranks have drawn as often, each from its own seed.
+      rng_ = RngStreams::Restore(state.at("rng").get<RngStreams::State>());
+      rng_.model_parallel.seed += static_cast<uint64_t>(groups_.tensor()->rank());
+    }
   } catch (const nlohmann::json::exception& error) {
     return MakeStatus(
         absl::StatusCode::kDataLoss, v1::REASON_CHECKPOINT_CORRUPT,

@@ -8,11 +8,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/comm/communicator.h"
 #include "engine/core/parameter.h"
 #include "engine/model/gpt_model.h"
 #include "engine/optim/optimizer.h"
 #include "engine/train/interval.h"
+#include "engine/train/parallel_groups.h"
 #include "engine/train/training_plan.h"
 
 namespace mbridge {
@@ -31,11 +31,11 @@ struct RunIdentity {
   std::string config_hash;
 };
 
-// Not thread-safe. `plan` and `data_parallel` outlive it.
+// Not thread-safe. `plan` and `groups` outlive it.
 class TrainState {
  public:
   // Allocates everything on the context's device. Throws REASON_OUT_OF_MEMORY.
-  TrainState(const TrainingPlan& plan, const Context& context, Communicator* data_parallel);
+  TrainState(const TrainingPlan& plan, const Context& context, const ParallelGroups& groups);
 
   // Initial weights from the seed, as Megatron-LM draws them.
   void InitializeFresh();
@@ -63,8 +63,7 @@ class TrainState {
 
   const TrainingPlan& plan_;
   const Context context_;
-  Communicator* data_parallel_;
-  std::unique_ptr<Communicator> tensor_parallel_;
+  const ParallelGroups& groups_;
   std::unique_ptr<ParameterStore> parameters_;
   std::unique_ptr<GptModel> model_;
   std::unique_ptr<Optimizer> optimizer_;

@@ -17,7 +17,8 @@ Trainer::Trainer(const TrainingPlan& plan, const Context& context, const RunIden
       world_(world),
       sink_(sink),
       stop_(stop),
-      state_(plan, context, world),
+      groups_(plan.parallel, world),
+      state_(plan, context, groups_),
       batch_(static_cast<int>(plan.micro_batch_size), plan.model.seq_length),
       interval_(&plan, &state_.interval),
       begin_(std::chrono::steady_clock::now()) {
@@ -31,14 +32,15 @@ Trainer::Trainer(const TrainingPlan& plan, const Context& context, const RunIden
     if (!identity_.load_weights_only) last_saved_step_ = state_.step;
   }
   train_loader_ = std::make_unique<MicrobatchLoader>(data_.train.get(), state_.consumed_train_samples,
-                                                     static_cast<int>(plan_.micro_batch_size), world_->rank(), world_->size());
+                                                     static_cast<int>(plan_.micro_batch_size), groups_.data()->rank(),
+                                                     groups_.data()->size());
 }
 
 v1::RankResult Trainer::Run() {
   if (is_root()) {
     v1::RankStarted started;
     started.set_first_step(state_.step);
-    started.set_parameters(state_.parameters().NumElements());
+    started.set_parameters(state_.parameters().NumGlobalElements());
     started.set_consumed_samples(state_.consumed_train_samples);
     sink_->Started(started);
   }
@@ -89,6 +91,7 @@ IterationResult Trainer::TrainIteration() {
     loss_sum += sum.loss_sum;
     tokens += sum.tokens;
   }
+  // Tensor-parallel ranks have equal sums: they change neither quotient nor wish.
   double totals[3] = {loss_sum, tokens, stop_->load() ? 1.0 : 0.0};
   world_->AllReduce({totals, DType::kF64, DeviceType::kCpu, {3}}, ReduceOp::kSum);
 
@@ -137,7 +140,8 @@ void Trainer::ReportInterval() {
 
 void Trainer::Evaluate(const Dataset* dataset, int64_t* consumed, v1::MetricKind kind, bool final_pass) {
   if (dataset == nullptr) return;
-  MicrobatchLoader loader(dataset, *consumed, static_cast<int>(plan_.micro_batch_size), world_->rank(), world_->size());
+  MicrobatchLoader loader(dataset, *consumed, static_cast<int>(plan_.micro_batch_size), groups_.data()->rank(),
+                          groups_.data()->size());
   double totals[2] = {0, 0};
   for (int64_t i = 0; i < plan_.eval_iters * plan_.microbatches; ++i) {
     if (!loader.Next(&batch_)) {

@@ -45,6 +45,7 @@ class Trainer {
   Communicator* world_;
   EventSink* sink_;
   const std::atomic<bool>* stop_;
+  ParallelGroups groups_;
   TrainState state_;
   GptDatasets data_;
   std::unique_ptr<MicrobatchLoader> train_loader_;

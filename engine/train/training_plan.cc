@@ -74,6 +74,7 @@ void ReadModel(const v1::ConfigContainer& config, TrainingPlan* plan, Problems* 
   gpt.bias_dropout_fusion = model.bias_dropout_fusion();
   gpt.attention_softmax_in_fp32 = model.attention_softmax_in_fp32();
   gpt.cross_entropy_loss_fusion = model.cross_entropy_loss_fusion();
+  gpt.sequence_parallel = model.sequence_parallel();
   gpt.dtype = ModelDType(config);
 }
 
@@ -179,10 +180,11 @@ absl::StatusOr<TrainingPlan> MakeTrainingPlan(const v1::ResolvedConfig& resolved
   const v1::ConfigContainer& config = resolved.config();
   TrainingPlan plan;
   Problems problems;
-  plan.data_parallel_size = std::max(1, resolved.data_parallel_size());
+  plan.parallel.data = std::max(1, resolved.data_parallel_size());
+  plan.parallel.tensor = static_cast<int>(std::max<int64_t>(1, config.model().tensor_model_parallel_size()));
   plan.flops_per_token = static_cast<double>(resolved.flops_per_token());
   ReadModel(config, &plan, &problems);
-  ReadBatches(config, plan.data_parallel_size, &plan, &problems);
+  ReadBatches(config, plan.parallel.data, &plan, &problems);
   ReadSchedule(config, &plan, &problems);
   ReadOptimizer(config, &plan);
   ReadData(config, &plan);

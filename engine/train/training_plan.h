@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "engine/comm/process_groups.h"
 #include "engine/core/tensor.h"
 #include "engine/data/gpt_data.h"
 #include "engine/model/gpt_config.h"
@@ -46,7 +47,7 @@ struct TrainingPlan {
   bool save_rng = true;
 
   uint64_t seed = 1234;
-  int data_parallel_size = 1;
+  ParallelSizes parallel;
   double flops_per_token = 0;
   double collective_timeout_seconds = 600;
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/comm/file_store.h"
+#include "engine/comm/group_part.h"
 #include "engine/comm/nccl.h"
 #include "engine/core/cuda/check.h"
 #include "engine/core/cuda/watch.h"
@@ -88,6 +89,15 @@ class NcclCommunicator : public Communicator {
   void Barrier() override {
     int64_t one = 1;
     AllReduce({&one, DType::kI64, DeviceType::kCpu, {1}}, ReduceOp::kSum);
+  }
+  std::unique_ptr<Communicator> Split(const std::vector<int>& ranks, const std::string& name) override {
+    const GroupPart place = PartOfGroup(options_.group, rank(), size(), ranks, name);
+    if (place.size == 1) return MakeSelfCommunicator();
+    NcclOptions part = options_;
+    part.group = place.group;
+    part.rank = place.rank;
+    part.size = place.size;
+    return std::make_unique<NcclCommunicator>(part);
   }
 
  private:

@@ -24,8 +24,10 @@ void ForwardCpu(const Context&, const Tensor& tokens, const Tensor& position_ids
       const int64_t id = row % b * s + row / b;
       const T* word = table + ids[id] * h;
       T* to = out + row * h;
-      if (places == nullptr) {
-        std::copy_n(word, h, to);
+      if (ids[id] < 0) {
+        std::fill_n(to, h, T{});
+      } else if (places == nullptr) {
+        if (to != word) std::copy_n(word, h, to);
       } else {
         const T* place = place_table + places[id] * h;
 #pragma omp simd
@@ -50,7 +52,7 @@ void GatherChunks(const int32_t* ids, const int32_t* touched, const typename P::
     const int64_t end = std::min(first + kChunk, b * s);
     for (int64_t i = first; i < end; ++i) {
       const int32_t id = ids[i];
-      if (std::find(ids + first, ids + i, id) != ids + i) continue;  // Summed with its first occurrence.
+      if (id < 0 || std::find(ids + first, ids + i, id) != ids + i) continue;  // Summed with its first occurrence.
       float sum[kMaxWidth] = {};
       for (int64_t k = i; k < end; ++k) {
         if (ids[k] != id) continue;
@@ -70,6 +72,7 @@ template <class P>
 void GatherAll(const int32_t* ids, const int32_t* touched, const typename P::Storage* dy, int64_t b, int64_t s, int64_t h,
                int64_t begin, int64_t width, int64_t slots, float* gathered) {
   for (int64_t k = 0; k < b * s; ++k) {
+    if (ids[k] < 0) continue;
     const auto* row = dy + (k % s * b + k / s) * h + begin;
     float* to = gathered + touched[ids[k]] * h + begin;
 #pragma omp simd
@@ -91,7 +94,7 @@ void BackwardCpu(const Context&, const Tensor& ids, const Tensor& dy, DType prec
   float* sums = gathered.as<float>();
   int32_t slots = 0;
   for (int64_t i = 0; i < b * s; ++i) {
-    if (slot[id[i]] < 0) slot[id[i]] = slots++;
+    if (id[i] >= 0 && slot[id[i]] < 0) slot[id[i]] = slots++;
   }
   std::fill_n(sums, slots * h, 0.0f);
   cpu::WithPrecision(dy.dtype, precision, [&]<class P>(P) {
@@ -108,7 +111,7 @@ void BackwardCpu(const Context&, const Tensor& ids, const Tensor& dy, DType prec
     }
     float* out = grad.as<float>();
     for (int64_t i = 0; i < b * s; ++i) {
-      if (slot[id[i]] < 0) continue;
+      if (id[i] < 0 || slot[id[i]] < 0) continue;
       float* to = out + id[i] * h;
       const float* from = sums + slot[id[i]] * h;
       if (sum == EmbeddingSum::kTiedGradient) {

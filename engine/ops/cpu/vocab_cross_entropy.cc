@@ -56,6 +56,15 @@ void FoldCpu(const Context&, const Tensor& tile, int64_t first, int64_t n, const
   });
 }
 
+void RescaleCpu(const Context&, const CrossEntropyState& state, const Tensor& largest) {
+  float *maximum = state.maximum.as<float>(), *sum = state.sum.as<float>();
+  const float* to = largest.as<float>();
+  for (int64_t i = 0; i < largest.size(); ++i) {
+    if (maximum[i] != to[i]) sum[i] *= cpu::Exp(maximum[i] - to[i]);
+    maximum[i] = to[i];
+  }
+}
+
 void LossCpu(const Context&, const CrossEntropyState& state, const Tensor& loss) {
   const float *maximum = state.maximum.as<float>(), *sum = state.sum.as<float>(), *predicted = state.predicted.as<float>();
   float* out = loss.as<float>();
@@ -94,6 +103,7 @@ void GradientCpu(const Context&, const Tensor& logits, int64_t first, int64_t n,
 Op<void(const Context&, const CrossEntropyState&)> CrossEntropyBegin{&BeginCpu};
 Op<void(const Context&, const Tensor&, int64_t, int64_t, const Tensor&, DType, const CrossEntropyState&, const Tensor&)>
     CrossEntropyFold{&FoldCpu};
+Op<void(const Context&, const CrossEntropyState&, const Tensor&)> CrossEntropyRescale{&RescaleCpu};
 Op<void(const Context&, const CrossEntropyState&, const Tensor&)> CrossEntropyLoss{&LossCpu};
 Op<void(const Context&, const Tensor&, int64_t, int64_t, const Tensor&, const Tensor&, const CrossEntropyState&, DType,
         const Tensor&)>
