@@ -46,7 +46,8 @@ function(mb_cuda_library name)
   add_library(${name}_cuda OBJECT ${sources})
   target_link_libraries(${name}_cuda PUBLIC ${name} ${ARG_DEPS} mb_cuda_runtime)
   if(tests AND MB_BUILD_TESTS)
-    mb_test(${name}_cuda_test SOURCES ${tests} DEPS ${name}_cuda LABELS gpu)
+    # Objects are not handed on from one object library to the next.
+    mb_test(${name}_cuda_test SOURCES ${tests} DEPS ${name}_cuda ${ARG_DEPS} LABELS gpu)
   endif()
 endfunction()
 

@@ -16,7 +16,7 @@ int ParameterStore::Add(ParameterSpec spec) {
   return static_cast<int>(parameters_.size()) - 1;
 }
 
-void ParameterStore::Allocate() {
+void ParameterStore::Allocate(int64_t spare) {
   int64_t total = 0, state = 0;  // Elements of the buffers, of what is not trainable.
   std::vector<int64_t> offsets;
   for (const Parameter& parameter : parameters_) {
@@ -24,8 +24,9 @@ void ParameterStore::Allocate() {
     offsets.push_back(*end);
     *end += (parameter.spec.shape.NumElements() + kAlignElements - 1) / kAlignElements * kAlignElements;
   }
-  value_memory_ = AllocateZeroed(device_, static_cast<size_t>(total) * SizeOf(dtype_), "weights");
-  grad_memory_ = AllocateZeroed(device_, static_cast<size_t>(total) * sizeof(float), "gradients");
+  capacity_ = total + spare;
+  value_memory_ = AllocateZeroed(device_, static_cast<size_t>(capacity_) * SizeOf(dtype_), "weights");
+  grad_memory_ = AllocateZeroed(device_, static_cast<size_t>(capacity_) * sizeof(float), "gradients");
   if (state > 0) state_memory_ = AllocateZeroed(device_, static_cast<size_t>(state) * sizeof(float), "expert biases");
   values_ = {value_memory_.get(), dtype_, device_, {total}};
   grads_ = {grad_memory_.get(), DType::kF32, device_, {total}};

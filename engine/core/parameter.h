@@ -38,17 +38,18 @@ class ParameterStore {
 
   // Declares a parameter; its index. All declarations come before Allocate.
   int Add(ParameterSpec spec);
-  // Allocates both buffers, zero-filled. Throws REASON_OUT_OF_MEMORY.
-  void Allocate();
+  // Allocates both buffers, zero-filled, with room for `spare` elements after the parameters. Throws REASON_OUT_OF_MEMORY.
+  void Allocate(int64_t spare = 0);
 
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const Parameter& operator[](int index) const { return parameters_[index]; }
   // Index by name, -1 if unknown.
   int Find(std::string_view name) const;
-  Tensor values() const { return values_; }     // 1-D, model dtype, with the alignment gaps (always zero).
-  Tensor main_grads() const { return grads_; }  // 1-D, F32, same element offsets as values().
-  int64_t NumElements() const;                  // Of the trainable ones, without gaps.
-  int64_t NumGlobalElements() const;            // The same of the whole tensors that this rank has shards of.
+  Tensor values() const { return values_; }       // 1-D, model dtype, with the alignment gaps (always zero).
+  Tensor main_grads() const { return grads_; }    // 1-D, F32, same element offsets as values().
+  int64_t capacity() const { return capacity_; }  // Elements that each buffer has memory for.
+  int64_t NumElements() const;                    // Of the trainable ones, without gaps.
+  int64_t NumGlobalElements() const;              // The same of the whole tensors that this rank has shards of.
   DType dtype() const { return dtype_; }
   DeviceType device() const { return device_; }
   // In the order of the context's stream.
@@ -59,6 +60,7 @@ class ParameterStore {
   DeviceType device_;
   std::vector<Parameter> parameters_;
   Tensor values_, grads_;
+  int64_t capacity_ = 0;
   std::shared_ptr<void> value_memory_, grad_memory_, state_memory_;
 };
 

@@ -2,70 +2,41 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <new>
+
+#include "engine/ops/convert.h"
+#include "engine/ops/scale.h"
 
 namespace mbridge {
 namespace {
 
 // Elements. Shards begin at multiples of it and norms are summed by it.
 constexpr int64_t kBlock = 16384;
-// Elements exchanged with each peer at once by a sharded optimizer, a multiple of kBlock.
+// Elements exchanged with each peer at once through staging memory, a multiple of kBlock.
 constexpr int64_t kExchange = 16 * kBlock;
-// Elements a collective of the replicated optimizer handles at once.
+// Elements a collective of the replicated optimizer on the CPU handles at once.
 constexpr int64_t kBucket = int64_t{1} << 20;
 
-// Sum of (x * scale)^2 in eight fixed lanes.
-double SumOfSquares(const float* x, int64_t count, float scale) {
-  double lanes[8] = {};
-  int64_t i = 0;
-  for (; i + 8 <= count; i += 8) {
-    for (int lane = 0; lane < 8; ++lane) {
-      const double value = static_cast<double>(x[i + lane] * scale);
-      lanes[lane] += value * value;
-    }
-  }
-  for (; i < count; ++i) {
-    const double value = static_cast<double>(x[i] * scale);
-    lanes[i % 8] += value * value;
-  }
-  double sum = 0;
-  for (double lane : lanes) sum += lane;
-  return sum;
+std::shared_ptr<void> AllocateHost(Device* device, size_t bytes) {
+  return {device->AllocateHost(bytes), [device](void* memory) { device->FreeHost(memory); }};
 }
-
-void Multiply(float* x, int64_t count, float factor) {
-#pragma omp parallel for simd
-  for (int64_t i = 0; i < count; ++i) x[i] *= factor;
-}
-
-template <class T> void Widen(const T* from, int64_t count, float* to) {
-#pragma omp parallel for simd
-  for (int64_t i = 0; i < count; ++i) to[i] = ToFloat(from[i]);
-}
-
-Tensor View1D(void* data, DType dtype, int64_t count) { return {data, dtype, DeviceType::kCpu, {count}}; }
 
 }  // namespace
 
+int64_t Optimizer::SpareElements(int data_parallel_ranks) { return data_parallel_ranks * kBlock; }
+
 Optimizer::Optimizer(ParameterStore* store, const OptimizerOptions& options, Communicator* data_parallel,
-                     Communicator* tensor_parallel)
+                     Communicator* tensor_parallel, const Context& context)
     : store_(store),
       options_(options),
       data_parallel_(data_parallel),
       tensor_parallel_(tensor_parallel != nullptr && tensor_parallel->size() > 1 ? tensor_parallel : nullptr),
+      context_(context),
+      device_(DeviceOf(context.device)),
       loss_scaler_(options.loss_scaler),
       sharded_(options.shard_over_data_parallel && data_parallel->size() > 1) {
+  if (store->device() != context.device) ThrowEngineError("an optimizer on another device than its parameters");
   PlanPieces();
-  const int64_t count = shard_end_ - shard_begin_;
-  const int64_t arrays = store->dtype() == DType::kF32 ? 2 : 3;
-  memory_.reset(new (std::nothrow) float[static_cast<size_t>(count * arrays)]());
-  if (memory_ == nullptr) {
-    throw EngineError(v1::REASON_OUT_OF_MEMORY, fmt::format("cannot allocate {} bytes of optimizer state", StateBytes()));
-  }
-  first_moment_ = memory_.get();
-  second_moment_ = first_moment_ + count;
-  if (arrays == 3) masters_ = second_moment_ + count;
+  AllocateMemory();
   TakeMastersFromValues();
 }
 
@@ -76,42 +47,92 @@ void Optimizer::PlanPieces() {
   shard_length_ = (blocks + ranks - 1) / ranks * kBlock;
   shard_begin_ = sharded_ ? std::min(total, data_parallel_->rank() * shard_length_) : 0;
   shard_end_ = std::min(total, shard_begin_ + shard_length_);
+  in_place_ = sharded_ && context_.device != DeviceType::kCpu;
+  if (in_place_ && shard_length_ * ranks > store_->capacity()) {
+    ThrowEngineError("{} elements of the parameter buffers for {} shards of {}", store_->capacity(), ranks, shard_length_);
+  }
 
   const auto* base = static_cast<const float*>(store_->main_grads().data);
   for (size_t p = 0; p < store_->parameters().size(); ++p) {
-    if (!store_->parameters()[p].spec.trainable) continue;
-    const Tensor& gradient = store_->parameters()[p].main_grad;
-    int64_t begin = static_cast<const float*>(gradient.data) - base;
-    const int64_t end = begin + gradient.size();
+    const Parameter& parameter = store_->parameters()[p];
+    if (!parameter.spec.trainable || parameter.main_grad.size() == 0) continue;
+    parameters_.push_back(static_cast<int>(p));
+    int64_t begin = static_cast<const float*>(parameter.main_grad.data) - base;
+    const int64_t end = begin + parameter.main_grad.size();
     while (begin < end) {
       const int64_t next = std::min(end, (begin / kBlock + 1) * kBlock);
-      pieces_.push_back({static_cast<int>(p), begin, next - begin});
+      pieces_.push_back({begin, static_cast<int32_t>(next - begin), parameter.spec.weight_decay ? 1 : 0});
+      piece_parameters_.push_back(static_cast<int>(p));
       begin = next;
     }
   }
   const auto piece_at = [&](int64_t offset) {
-    const auto it =
-        std::lower_bound(pieces_.begin(), pieces_.end(), offset, [](const Piece& piece, int64_t at) { return piece.begin < at; });
+    const auto it = std::lower_bound(pieces_.begin(), pieces_.end(), offset,
+                                     [](const UpdatePiece& piece, int64_t at) { return piece.begin < at; });
     return static_cast<size_t>(it - pieces_.begin());
   };
   first_piece_ = piece_at(shard_begin_);
   last_piece_ = piece_at(shard_end_);
-  piece_sums_.resize(pieces_.size());
 }
 
-float* Optimizer::master(int64_t offset) const {
-  if (masters_ != nullptr) return masters_ + (offset - shard_begin_);
-  return static_cast<float*>(store_->values().data) + offset;
+void Optimizer::AllocateMemory() {
+  const auto on_device = [&](size_t bytes, const char* purpose) {
+    memory_.push_back(AllocateZeroed(context_.device, std::max<size_t>(bytes, 64), purpose));
+    return memory_.back().get();
+  };
+  const auto upload = [&](const void* host, size_t bytes) {
+    void* const memory = on_device(bytes, "the optimizer's plan");
+    device_.CopyToDevice(context_, memory, host, bytes);
+    device_.Synchronize(context_);
+    return memory;
+  };
+  const auto list_of = [&](const std::vector<UpdatePiece>& pieces) {
+    const void* memory = upload(pieces.data(), pieces.size() * sizeof(UpdatePiece));
+    return PieceList{static_cast<const UpdatePiece*>(memory), static_cast<int64_t>(pieces.size())};
+  };
+  const auto on_host = [&](size_t bytes) {
+    memory_.push_back(AllocateHost(&device_, std::max<size_t>(bytes, 64)));
+    return memory_.back().get();
+  };
+
+  const int64_t count = shard_end_ - shard_begin_;
+  auto* state = static_cast<float*>(on_device(static_cast<size_t>(StateBytes()), "optimizer state"));
+  first_moment_ = View(state, DType::kF32, count);
+  second_moment_ = View(state + count, DType::kF32, count);
+  if (store_->dtype() != DType::kF32) masters_ = View(state + 2 * count, DType::kF32, count);
+
+  all_pieces_ = list_of(pieces_);
+  own_pieces_ = {all_pieces_.pieces + first_piece_, static_cast<int64_t>(last_piece_ - first_piece_)};
+  if (options_.count_zero_gradients) {
+    std::vector<UpdatePiece> counted;
+    for (size_t i = first_piece_; i < last_piece_; ++i) {
+      if (CountsHere(piece_parameters_[i])) counted.push_back(pieces_[i]);
+    }
+    counted_pieces_ = list_of(counted);
+    zeros_ = View(on_device(sizeof(int64_t), "the optimizer's sums"), DType::kI64, 1);
+    host_zeros_ = static_cast<int64_t*>(on_host(sizeof(int64_t)));
+  }
+  std::vector<int64_t> firsts;
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    if (i == 0 || piece_parameters_[i] != piece_parameters_[i - 1]) firsts.push_back(static_cast<int64_t>(i));
+  }
+  firsts.push_back(static_cast<int64_t>(pieces_.size()));
+  const auto parameters = static_cast<int64_t>(parameters_.size());
+  piece_firsts_ = View(upload(firsts.data(), firsts.size() * sizeof(int64_t)), DType::kI64, parameters + 1);
+  piece_sums_ = View(on_device(pieces_.size() * sizeof(double), "the optimizer's sums"), DType::kF64, all_pieces_.count);
+  parameter_sums_ = View(on_device(parameters_.size() * sizeof(double), "the optimizer's sums"), DType::kF64, parameters);
+  host_sums_ = static_cast<double*>(on_host(parameters_.size() * sizeof(double)));
+
+  int64_t staging = tensor_parallel_ == nullptr ? 0 : ForEachPartialPiece([](const UpdatePiece&, int64_t) {});
+  if (sharded_ && !in_place_) staging = std::max(staging, std::min(kExchange, shard_length_) * (data_parallel_->size() + 1));
+  if (staging > 0) {
+    staging_ = View(on_device(static_cast<size_t>(staging) * sizeof(float), "the exchange of shards"), DType::kF32, staging);
+  }
 }
 
 void Optimizer::TakeMastersFromValues() {
-  if (masters_ == nullptr) return;
-  const int64_t count = shard_end_ - shard_begin_;
-  const Tensor values = store_->values().Rows(shard_begin_, count);
-  if (store_->dtype() == DType::kBF16)
-    Widen(values.as<BFloat16>(), count, masters_);
-  else
-    Widen(values.as<Float16>(), count, masters_);
+  if (masters_.empty()) return;
+  Convert(context_, store_->values().Rows(shard_begin_, masters_.size()), DType::kF32, masters_);
 }
 
 bool Optimizer::CountsHere(int parameter) const {
@@ -123,25 +144,27 @@ void Optimizer::ReduceGradients() {
   if (tensor_parallel_ != nullptr) SumPartialGradients();
 }
 
+template <class Apply> int64_t Optimizer::ForEachPartialPiece(Apply&& apply) const {
+  int64_t at = 0;
+  for (size_t i = first_piece_; i < last_piece_; ++i) {
+    if (!store_->parameters()[piece_parameters_[i]].spec.partial_gradient) continue;
+    apply(pieces_[i], at);
+    at += pieces_[i].count;
+  }
+  return at;
+}
+
 // One collective for all of them: they are small and many.
 void Optimizer::SumPartialGradients() {
-  float* const data = store_->main_grads().as<float>();
-  const auto for_each = [&](auto&& body) {
-    int64_t at = 0;
-    for (size_t i = first_piece_; i < last_piece_; ++i) {
-      const Piece& piece = pieces_[i];
-      if (!store_->parameters()[piece.parameter].spec.partial_gradient) continue;
-      body(piece, at);
-      at += piece.count;
-    }
-    return at;
-  };
-  const int64_t count = for_each([](const Piece&, int64_t) {});
+  float *const data = store_->main_grads().as<float>(), *const staging = staging_.as<float>();
+  const int64_t count = ForEachPartialPiece([&](const UpdatePiece& piece, int64_t at) {
+    device_.CopyOnDevice(context_, staging + at, data + piece.begin, static_cast<size_t>(piece.count) * sizeof(float));
+  });
   if (count == 0) return;
-  staging_.resize(std::max(staging_.size(), static_cast<size_t>(count)));
-  for_each([&](const Piece& piece, int64_t at) { std::copy_n(data + piece.begin, piece.count, staging_.data() + at); });
-  tensor_parallel_->AllReduce(View1D(staging_.data(), DType::kF32, count), ReduceOp::kSum);
-  for_each([&](const Piece& piece, int64_t at) { std::copy_n(staging_.data() + at, piece.count, data + piece.begin); });
+  tensor_parallel_->AllReduce(staging_.Rows(0, count), ReduceOp::kSum);
+  ForEachPartialPiece([&](const UpdatePiece& piece, int64_t at) {
+    device_.CopyOnDevice(context_, data + piece.begin, staging + at, static_cast<size_t>(piece.count) * sizeof(float));
+  });
 }
 
 void Optimizer::ReduceOverData() {
@@ -149,113 +172,111 @@ void Optimizer::ReduceOverData() {
   if (ranks == 1) return;
   const Tensor gradients = store_->main_grads();
   const int64_t total = gradients.size();
-  Multiply(gradients.as<float>(), total, static_cast<float>(1.0 / ranks));
-  if (!sharded_) {
-    for (int64_t begin = 0; begin < total; begin += kBucket) {
-      data_parallel_->AllReduce(gradients.Rows(begin, std::min(kBucket, total - begin)), ReduceOp::kSum);
+  Scale(context_, gradients, static_cast<float>(1.0 / ranks), DType::kF32, gradients);
+  if (in_place_) {
+    const Tensor whole = View(gradients.data, DType::kF32, shard_length_ * ranks);
+    data_parallel_->ReduceScatter(whole, whole.Rows(data_parallel_->rank() * shard_length_, shard_length_));
+  } else if (sharded_) {
+    ReduceThroughStaging();
+  } else {
+    const int64_t bucket = context_.device == DeviceType::kCpu ? kBucket : total;
+    for (int64_t begin = 0; begin < total; begin += bucket) {
+      data_parallel_->AllReduce(gradients.Rows(begin, std::min(bucket, total - begin)), ReduceOp::kSum);
     }
-    return;
   }
-  float* const data = gradients.as<float>();
+}
+
+void Optimizer::ReduceThroughStaging() {
+  const int ranks = data_parallel_->size();
+  const int64_t total = store_->main_grads().size();
+  float *const data = store_->main_grads().as<float>(), *const staging = staging_.as<float>();
+  const auto bytes = [](int64_t count) { return static_cast<size_t>(count) * sizeof(float); };
   for (int64_t offset = 0; offset < shard_length_; offset += kExchange) {
     const int64_t count = std::min(kExchange, shard_length_ - offset);
-    staging_.resize(static_cast<size_t>(count * (ranks + 1)));
     for (int rank = 0; rank < ranks; ++rank) {
       // Beyond the buffer's end zeros are sent.
       const int64_t begin = rank * shard_length_ + offset;
       const int64_t present = std::clamp<int64_t>(total - begin, 0, count);
-      float* part = staging_.data() + rank * count;
-      if (present > 0) std::memcpy(part, data + begin, static_cast<size_t>(present) * sizeof(float));
-      std::fill(part + present, part + count, 0.0f);
+      float* part = staging + rank * count;
+      if (present > 0) device_.CopyOnDevice(context_, part, data + begin, bytes(present));
+      if (present < count) device_.Zero(context_, part + present, bytes(count - present));
     }
-    float* own = staging_.data() + ranks * count;
-    data_parallel_->ReduceScatter(View1D(staging_.data(), DType::kF32, count * ranks), View1D(own, DType::kF32, count));
+    float* own = staging + ranks * count;
+    data_parallel_->ReduceScatter(View(staging, DType::kF32, count * ranks), View(own, DType::kF32, count));
     const int64_t present = std::clamp<int64_t>(shard_end_ - (shard_begin_ + offset), 0, count);
-    if (present > 0) std::memcpy(data + shard_begin_ + offset, own, static_cast<size_t>(present) * sizeof(float));
+    if (present > 0) device_.CopyOnDevice(context_, data + shard_begin_ + offset, own, bytes(present));
   }
 }
 
-float Optimizer::Norm(const float* data, int64_t data_origin, float scale) {
-  std::fill(piece_sums_.begin(), piece_sums_.end(), 0.0);
-#pragma omp parallel for schedule(static)
-  for (size_t i = first_piece_; i < last_piece_; ++i) {
-    piece_sums_[i] = SumOfSquares(data + (pieces_[i].begin - data_origin), pieces_[i].count, scale);
+void Optimizer::SumParameters(const Tensor& data, int64_t origin, float scale, bool all_pieces) const {
+  if (all_pieces) {
+    SumOfSquares(context_, data, origin, all_pieces_, scale, piece_sums_);
+  } else {
+    device_.Zero(context_, piece_sums_.data, piece_sums_.bytes());
+    SumOfSquares(context_, data, origin, own_pieces_, scale,
+                 piece_sums_.Rows(static_cast<int64_t>(first_piece_), own_pieces_.count));
+    // The other ranks' pieces are zero here, so that the sum adds nothing but zeros.
+    if (sharded_) data_parallel_->AllReduce(piece_sums_, ReduceOp::kSum);
   }
-  // The other ranks' pieces are zero here, so that the sum adds nothing but zeros.
-  if (sharded_) {
-    data_parallel_->AllReduce(View1D(piece_sums_.data(), DType::kF64, static_cast<int64_t>(piece_sums_.size())), ReduceOp::kSum);
-  }
+  SumByParameter(context_, piece_sums_, piece_firsts_, parameter_sums_);
+  device_.CopyToHost(context_, host_sums_, parameter_sums_.data, parameter_sums_.bytes());
+  device_.Synchronize(context_);
+}
+
+float Optimizer::Norm(const Tensor& data, int64_t origin, float scale) {
+  SumParameters(data, origin, scale, false);
   double total = 0;
-  for (size_t i = 0; i < pieces_.size();) {
-    double squares = 0;
-    const int parameter = pieces_[i].parameter;
-    for (; i < pieces_.size() && pieces_[i].parameter == parameter; ++i) squares += piece_sums_[i];
-    const double norm = static_cast<float>(std::sqrt(squares));
-    if (CountsHere(parameter)) total += norm * norm;
+  for (size_t p = 0; p < parameters_.size(); ++p) {
+    const double norm = static_cast<float>(std::sqrt(host_sums_[p]));
+    if (CountsHere(parameters_[p])) total += norm * norm;
   }
-  if (tensor_parallel_ != nullptr) tensor_parallel_->AllReduce(View1D(&total, DType::kF64, 1), ReduceOp::kSum);
+  if (tensor_parallel_ != nullptr) tensor_parallel_->AllReduce({&total, DType::kF64, DeviceType::kCpu, {1}}, ReduceOp::kSum);
   return static_cast<float>(std::sqrt(total));
 }
 
-template <class T> void Optimizer::UpdateAll(const AdamFactors& decay, const AdamFactors& no_decay) {
-  const float* gradients = store_->main_grads().as<float>();
-  T* values = masters_ == nullptr ? nullptr : static_cast<T*>(store_->values().data);
-#pragma omp parallel for schedule(static)
-  for (size_t i = first_piece_; i < last_piece_; ++i) {
-    const Piece& piece = pieces_[i];
-    const int64_t local = piece.begin - shard_begin_;
-    const bool decays = store_->parameters()[piece.parameter].spec.weight_decay;
-    AdamUpdate<T>(decays ? decay : no_decay, piece.count, gradients + piece.begin, first_moment_ + local, second_moment_ + local,
-                  master(piece.begin), values == nullptr ? nullptr : values + piece.begin);
-  }
+void Optimizer::GatherValues() {
+  if (!in_place_) return GatherThroughStaging();
+  const Tensor whole = View(store_->values().data, store_->dtype(), shard_length_ * data_parallel_->size());
+  data_parallel_->AllGather(whole.Rows(data_parallel_->rank() * shard_length_, shard_length_), whole);
 }
 
-void Optimizer::GatherValues() {
+void Optimizer::GatherThroughStaging() {
   const Tensor values = store_->values();
-  const size_t width = SizeOf(values.dtype);
+  const auto bytes = [width = SizeOf(values.dtype)](int64_t count) { return static_cast<size_t>(count) * width; };
   const int64_t total = values.size();
   const int ranks = data_parallel_->size();
   char* const data = static_cast<char*>(values.data);
+  char* const all = static_cast<char*>(staging_.data);
   for (int64_t offset = 0; offset < shard_length_; offset += kExchange) {
     const int64_t count = std::min(kExchange, shard_length_ - offset);
-    staging_.resize(static_cast<size_t>(count * (ranks + 1)));
-    char* all = reinterpret_cast<char*>(staging_.data());
-    char* own = reinterpret_cast<char*>(staging_.data() + count * ranks);
-    std::memset(own, 0, static_cast<size_t>(count) * width);
+    char* own = all + bytes(count * ranks);
     const int64_t present = std::clamp<int64_t>(shard_end_ - (shard_begin_ + offset), 0, count);
-    if (present > 0)
-      std::memcpy(own, data + static_cast<size_t>(shard_begin_ + offset) * width, static_cast<size_t>(present) * width);
-    data_parallel_->AllGather(View1D(own, values.dtype, count), View1D(all, values.dtype, count * ranks));
+    if (present > 0) device_.CopyOnDevice(context_, own, data + bytes(shard_begin_ + offset), bytes(present));
+    if (present < count) device_.Zero(context_, own + bytes(present), bytes(count - present));
+    data_parallel_->AllGather(View(own, values.dtype, count), View(all, values.dtype, count * ranks));
     for (int rank = 0; rank < ranks; ++rank) {
       const int64_t begin = rank * shard_length_ + offset;
       const int64_t length = std::clamp<int64_t>(total - begin, 0, count);
-      if (length <= 0) continue;
-      std::memcpy(data + static_cast<size_t>(begin) * width, all + static_cast<size_t>(rank * count) * width,
-                  static_cast<size_t>(length) * width);
+      if (length > 0) device_.CopyOnDevice(context_, data + bytes(begin), all + bytes(rank * count), bytes(length));
     }
   }
 }
 
-int64_t Optimizer::CountZeros() const {
-  const float* gradients = store_->main_grads().as<float>();
-  int64_t zeros = 0;
-#pragma omp parallel for schedule(static) reduction(+ : zeros)
-  for (size_t i = first_piece_; i < last_piece_; ++i) {
-    if (!CountsHere(pieces_[i].parameter)) continue;
-    const float* x = gradients + pieces_[i].begin;
-    for (int64_t k = 0; k < pieces_[i].count; ++k) zeros += x[k] == 0.0f ? 1 : 0;
-  }
-  if (sharded_) data_parallel_->AllReduce(View1D(&zeros, DType::kI64, 1), ReduceOp::kSum);
-  if (tensor_parallel_ != nullptr) tensor_parallel_->AllReduce(View1D(&zeros, DType::kI64, 1), ReduceOp::kSum);
-  return zeros;
+int64_t Optimizer::CountZeroGradients() const {
+  CountZeros(context_, store_->main_grads(), 0, counted_pieces_, zeros_);
+  if (sharded_) data_parallel_->AllReduce(zeros_, ReduceOp::kSum);
+  if (tensor_parallel_ != nullptr) tensor_parallel_->AllReduce(zeros_, ReduceOp::kSum);
+  device_.CopyToHost(context_, host_zeros_, zeros_.data, sizeof(int64_t));
+  device_.Synchronize(context_);
+  return *host_zeros_;
 }
 
 StepResult Optimizer::Step(double lr, double weight_decay) {
   StepResult result;
   result.loss_scale = loss_scaler_.scale();
   const float unscale = loss_scaler_.inverse_scale();
-  result.gradient_norm = Norm(store_->main_grads().as<float>(), 0, unscale);
-  if (options_.count_zero_gradients) result.zero_gradients = CountZeros();
+  result.gradient_norm = Norm(store_->main_grads(), 0, unscale);
+  if (options_.count_zero_gradients) result.zero_gradients = CountZeroGradients();
   result.updated = std::isfinite(result.gradient_norm);
   loss_scaler_.Update(!result.updated);
   if (!result.updated) return result;
@@ -268,24 +289,26 @@ StepResult Optimizer::Step(double lr, double weight_decay) {
   }
   const AdamFactors decay = MakeAdamFactors(options_.adam, step_count_, lr, weight_decay, unscale, clip);
   const AdamFactors no_decay = MakeAdamFactors(options_.adam, step_count_, lr, 0.0, unscale, clip);
-  switch (store_->dtype()) {
-    case DType::kBF16: UpdateAll<BFloat16>(decay, no_decay); break;
-    case DType::kF16: UpdateAll<Float16>(decay, no_decay); break;
-    default: UpdateAll<float>(decay, no_decay);
-  }
+  const int64_t count = shard_end_ - shard_begin_;
+  const AdamBuffers buffers{.gradient = store_->main_grads(),
+                            .first = first_moment_,
+                            .second = second_moment_,
+                            .master = masters_.empty() ? store_->values().Rows(shard_begin_, count) : masters_,
+                            .value = masters_.empty() ? Tensor() : store_->values(),
+                            .origin = shard_begin_};
+  UpdatePieces(context_, buffers, own_pieces_, decay, no_decay);
   if (sharded_) GatherValues();
   return result;
 }
 
 float Optimizer::ParameterNorm() {
-  return masters_ == nullptr ? Norm(store_->values().as<float>(), 0, 1.0f) : Norm(masters_, shard_begin_, 1.0f);
+  return masters_.empty() ? Norm(store_->values(), 0, 1.0f) : Norm(masters_, shard_begin_, 1.0f);
 }
 
 std::string Optimizer::FindNonFiniteGradient() const {
-  const float* gradients = store_->main_grads().as<float>();
-  for (const Piece& piece : pieces_) {
-    if (!std::isfinite(SumOfSquares(gradients + piece.begin, piece.count, 1.0f)))
-      return store_->parameters()[piece.parameter].spec.name;
+  SumParameters(store_->main_grads(), 0, 1.0f, true);
+  for (size_t p = 0; p < parameters_.size(); ++p) {
+    if (!std::isfinite(host_sums_[p])) return store_->parameters()[parameters_[p]].spec.name;
   }
   return "";
 }
@@ -298,7 +321,7 @@ void Optimizer::Restore(int64_t step_count, const LossScaler::State& loss_scaler
 std::vector<OptimizerStateTensor> Optimizer::StateTensors() const {
   std::vector<OptimizerStateTensor> tensors;
   const auto* base = static_cast<const float*>(store_->main_grads().data);
-  const auto add = [&](const char* kind, float* array) {
+  const auto add = [&](const char* kind, const Tensor& array) {
     for (size_t index = 0; index < store_->parameters().size(); ++index) {
       const Parameter& parameter = store_->parameters()[index];
       if (!parameter.spec.trainable) continue;
@@ -306,13 +329,13 @@ std::vector<OptimizerStateTensor> Optimizer::StateTensors() const {
       const int64_t begin = std::max(offset, shard_begin_);
       const int64_t end = std::min(offset + parameter.main_grad.size(), shard_end_);
       if (begin >= end) continue;
-      Tensor view = View1D(array + (begin - shard_begin_), DType::kF32, end - begin);
+      Tensor view = array.Rows(begin - shard_begin_, end - begin);
       if (end - begin == parameter.main_grad.size()) view = view.View(parameter.spec.shape);
       tensors.push_back({fmt::format("optimizer.state.{}.{}", kind, parameter.spec.name), &parameter.spec, view, begin - offset,
                          (sharded_ || data_parallel_->rank() == 0) && CountsHere(static_cast<int>(index))});
     }
   };
-  if (masters_ != nullptr) add("fp32_param", masters_);
+  if (!masters_.empty()) add("fp32_param", masters_);
   add("exp_avg", first_moment_);
   add("exp_avg_sq", second_moment_);
   return tensors;

@@ -3,8 +3,9 @@
 // ranks update their shards, and parameters that they all have alike.
 //
 // Order of an iteration (Megatron-LM's MixedPrecisionOptimizer.step): backward fills main_grads, ReduceGradients(), Step().
-// Every rank calls the same methods in the same order. Runs on the OpenMP threads of the caller; results do not
-// depend on their number. Not thread-safe. Collectives throw EngineError.
+// Every rank calls the same methods in the same order. Runs on the context's device, where the parameters are: on the CPU on the
+// OpenMP threads of the caller (results do not depend on their number), on CUDA in the order of the context's stream, which is
+// waited for where a method returns a number. Not thread-safe. Collectives throw EngineError.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +14,11 @@
 #include <vector>
 
 #include "engine/comm/communicator.h"
+#include "engine/core/device.h"
 #include "engine/core/parameter.h"
 #include "engine/optim/adam.h"
 #include "engine/optim/loss_scaler.h"
+#include "engine/optim/update_ops.h"
 
 namespace mbridge {
 
@@ -38,7 +41,7 @@ struct StepResult {
 struct OptimizerStateTensor {
   std::string name;  // "optimizer.state.exp_avg.<parameter>", …exp_avg_sq…, …fp32_param….
   const ParameterSpec* spec = nullptr;
-  Tensor tensor;  // F32; the parameter's shape, or 1-D where it is a piece.
+  Tensor tensor;  // F32, on the optimizer's device; the parameter's shape, or 1-D where it is a piece.
   int64_t flat_begin = 0;
   bool write_here = true;  // False where another rank writes the same.
 };
@@ -47,9 +50,11 @@ class Optimizer {
  public:
   // `store` is allocated and, with the communicators, outlives the optimizer. `tensor_parallel`: null for one rank. Masters are
   // taken from the values that the store holds now.
-  // A model in F32 has no separate masters. Throws REASON_OUT_OF_MEMORY.
+  // A model in F32 has no separate masters. `context` is on the store's device. Throws REASON_OUT_OF_MEMORY.
   Optimizer(ParameterStore* store, const OptimizerOptions& options, Communicator* data_parallel,
-            Communicator* tensor_parallel = nullptr);
+            Communicator* tensor_parallel = nullptr, const Context& context = {});
+  // What a store on CUDA must allocate beyond its parameters, so that a sharded optimizer can exchange equal parts in place.
+  static int64_t SpareElements(int data_parallel_ranks);
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
@@ -78,41 +83,48 @@ class Optimizer {
   int64_t StateBytes() const;
 
  private:
-  // A part of one parameter that lies in one block of the buffer; norms are summed piece by piece, so that neither threads nor
-  // shards change a bit.
-  struct Piece {
-    int parameter;
-    int64_t begin;  // Element offset in the buffers.
-    int64_t count;
-  };
-
   void PlanPieces();
+  void AllocateMemory();
   void ReduceOverData();
+  void ReduceThroughStaging();
   void SumPartialGradients();
+  // apply(piece, elements before it) for the pieces on this rank whose gradient is a part; the number of elements.
+  template <class Apply> int64_t ForEachPartialPiece(Apply&& apply) const;
   // False for a parameter that tensor-parallel rank 0 counts for all.
   bool CountsHere(int parameter) const;
-  float* master(int64_t offset) const;
-  // sqrt of the sum over the model's parameters of the squared norms of `data * scale` (buffer offsets), each norm rounded to
-  // float; NaN or infinite when an element is.
-  float Norm(const float* data, int64_t data_origin, float scale);
-  template <class T> void UpdateAll(const AdamFactors& decay, const AdamFactors& no_decay);
+  // Squared norms of `data * scale` (buffer offsets from `origin`) by parameter, on the host: of this rank's pieces, or of all
+  // pieces whose gradients this rank has.
+  void SumParameters(const Tensor& data, int64_t origin, float scale, bool all_pieces) const;
+  // sqrt of the sum over the model's parameters of the squared norms of `data * scale`, each norm rounded to float; NaN or
+  // infinite when an element is.
+  float Norm(const Tensor& data, int64_t origin, float scale);
   void GatherValues();
-  int64_t CountZeros() const;
+  void GatherThroughStaging();
+  int64_t CountZeroGradients() const;
+  Tensor View(void* data, DType dtype, int64_t count) const { return {data, dtype, context_.device, {count}}; }
 
   ParameterStore* store_;
   OptimizerOptions options_;
   Communicator *data_parallel_, *tensor_parallel_;  // The latter null for one rank.
+  Context context_;
+  Device& device_;
   LossScaler loss_scaler_;
   int64_t step_count_ = 0;
   bool sharded_;
+  bool in_place_ = false;     // The exchange of shards needs no staging.
   int64_t shard_length_ = 0;  // Elements a rank owns, a multiple of the block; the last shards may be short or empty.
   int64_t shard_begin_ = 0, shard_end_ = 0;
-  std::vector<Piece> pieces_;                // Of the whole buffer, in order.
-  size_t first_piece_ = 0, last_piece_ = 0;  // This rank's: [first, last).
-  std::vector<double> piece_sums_;
-  std::vector<float> staging_;
-  std::unique_ptr<float[]> memory_;  // Moments and, unless the model is F32, masters of [shard_begin_, shard_end_).
-  float *first_moment_ = nullptr, *second_moment_ = nullptr, *masters_ = nullptr;
+  // Pieces lie in one block of the buffer each.
+  std::vector<UpdatePiece> pieces_;                     // Of the whole buffer, in order.
+  std::vector<int> piece_parameters_;                   // Which parameter a piece belongs to.
+  size_t first_piece_ = 0, last_piece_ = 0;             // This rank's: [first, last).
+  std::vector<int> parameters_;                         // Those that have pieces, in order.
+  PieceList all_pieces_, own_pieces_, counted_pieces_;  // On the device; the last those of this rank that it counts.
+  std::vector<std::shared_ptr<void>> memory_;           // On the device, and page-locked.
+  Tensor first_moment_, second_moment_, masters_;       // Of [shard_begin_, shard_end_); masters_ empty if the model is F32.
+  Tensor piece_sums_, piece_firsts_, parameter_sums_, zeros_, staging_;
+  double* host_sums_ = nullptr;  // A copy of parameter_sums_.
+  int64_t* host_zeros_ = nullptr;
 };
 
 }  // namespace mbridge

@@ -35,7 +35,7 @@ TrainState::TrainState(const TrainingPlan& plan, const Context& context, const P
       model_(std::make_unique<GptModel>(plan.model, groups.tensor(), context)),
       rng_(plan.seed) {
   model_->DeclareParameters(parameters_.get());
-  parameters_->Allocate();
+  parameters_->Allocate(plan.distributed_optimizer ? Optimizer::SpareElements(groups_.data()->size()) : 0);
 }
 
 void TrainState::InitializeFresh() {
@@ -45,7 +45,8 @@ void TrainState::InitializeFresh() {
   rng_.SkipJitWarmup(model.ffn_hidden_size / tensor_ranks, model.seq_length, plan_.micro_batch_size, model.hidden_size,
                      model.seq_length / (model.sequence_parallel ? tensor_ranks : 1));
   model_->InitializeWeights(parameters_.get(), &rng_);
-  optimizer_ = std::make_unique<Optimizer>(parameters_.get(), MakeOptimizerOptions(plan_), groups_.data(), groups_.tensor());
+  optimizer_ =
+      std::make_unique<Optimizer>(parameters_.get(), MakeOptimizerOptions(plan_), groups_.data(), groups_.tensor(), context_);
   model_->Prepare(*parameters_, static_cast<int>(plan_.micro_batch_size));
 }
 

@@ -76,6 +76,11 @@ TEST(VocabCrossEntropyCuda, MatchesTheCpuTwin) {
         CrossEntropyFold(gpu, OnGpu(storage, {kRows, kTile}, tile), first, n, labels.gpu, precision, gpu_state, gpu_kept);
         gpu.Synchronize();
       }
+      Values above = maximum.ToValues();
+      above[1] += 2.5;
+      const Twin largest(DType::kF32, {kRows}, above);
+      CrossEntropyRescale.cpu({}, state, largest.cpu);
+      CrossEntropyRescale(gpu, gpu_state, largest.gpu);
       CrossEntropyLoss.cpu({}, state, loss);
       CrossEntropyLoss(gpu, gpu_state, gpu_loss);
       EXPECT_EQ(gpu_kept.ToValues(), kept.ToValues());

@@ -45,7 +45,7 @@ TEST(BiasGeluCuda, MatchesTheCpuTwin) {
   const Gpu gpu;
   for (const DType dtype : kGpuTypes) {
     for (const auto& [rows, n] : kShapes) {
-      for (const GeluKind kind : {GeluKind::kTanhFused, GeluKind::kErf, GeluKind::kErfFused}) {
+      for (const GeluKind kind : {GeluKind::kTanhFused, GeluKind::kTanh, GeluKind::kErf, GeluKind::kErfFused}) {
         const Twin x(dtype, {rows, n}, 1, 2.0), bias(dtype, {n}, 2), dy(dtype, {rows, n}, 3);
         for (const bool has_bias : {true, false}) {
           const Tensor cpu_bias = has_bias ? bias.cpu.tensor() : Tensor(), gpu_bias = has_bias ? bias.gpu.tensor() : Tensor();
@@ -181,9 +181,11 @@ TEST(RotaryCuda, EqualsTheCpuTwin) {
       const Twin cosine(DType::kF32, {s, half}, RandomValues(s * half, 2, 1.0, dtype));
       const Twin sine(DType::kF32, {s, half}, RandomValues(s * half, 3, 1.0, dtype));
       for (const auto direction : {RotaryDirection::kForward, RotaryDirection::kBackward}) {
-        Rotary.cpu({}, qkv.cpu, cosine.cpu, sine.cpu, layout, direction, dtype);
-        Rotary(gpu, qkv.gpu, cosine.gpu, sine.gpu, layout, direction, dtype);
-        EXPECT_EQ(qkv.gpu.ToValues(), qkv.cpu.ToValues()) << NameOf(dtype) << " heads of " << size;
+        for (const auto pairs : {RotaryPairs::kHalves, RotaryPairs::kInterleaved}) {
+          Rotary.cpu({}, qkv.cpu, cosine.cpu, sine.cpu, layout, pairs, direction, dtype);
+          Rotary(gpu, qkv.gpu, cosine.gpu, sine.gpu, layout, pairs, direction, dtype);
+          EXPECT_EQ(qkv.gpu.ToValues(), qkv.cpu.ToValues()) << NameOf(dtype) << " heads of " << size;
+        }
       }
     }
   }

@@ -28,7 +28,9 @@ template <class T, int kWidth> struct ForwardBody {
     const auto r = static_cast<uint32_t>(row);
     const uint32_t at = r % batch * sequence + r / batch;
     Row loaded;
-    loaded.word = LoadPack<kN>(words + tokens[at] * n + column);
+    const int32_t id = tokens[at];
+    loaded.word = {};
+    if (id >= 0) loaded.word = LoadPack<kN>(words + id * n + column);
     if (positions != nullptr) loaded.place = LoadPack<kN>(positions + position_ids[at] * n + column);
     if (keep != nullptr) loaded.keep = LoadPack<kN>(keep + row * n + column);
     return loaded;
@@ -79,6 +81,7 @@ void ForwardCuda(const Context& context, const Tensor& tokens, const Tensor& pos
 struct Sorted {
   const int32_t *ids, *places;  // Ascending ids, and where each stands in [b, s].
   int count, batch, sequence;
+  int outside;  // What stands for ids below 0, after all others.
   __device__ int64_t GradientRow(int place) const { return int64_t{place % sequence} * batch + place / sequence; }
 };
 
@@ -100,7 +103,7 @@ __global__ void __launch_bounds__(256) ChunksKernel(const Sorted sorted, const T
   constexpr int kUnroll = 4;
   const int first = static_cast<int>(blockIdx.x / tiles);
   const int id = sorted.ids[first];
-  if (first > 0 && sorted.ids[first - 1] == id) return;
+  if (id == sorted.outside || (first > 0 && sorted.ids[first - 1] == id)) return;
   const int64_t column = (int64_t{blockIdx.x % tiles} * blockDim.x + threadIdx.x) * kN;
   if (column >= h) return;
   float total[kN] = {}, sum[kN] = {};
@@ -164,12 +167,14 @@ __global__ void __launch_bounds__(256)
     Pack<T, kN> loaded[kUnroll];
 #pragma unroll
     for (int k = 0; k < kUnroll; ++k) {
-      if (base + k < count) loaded[k] = LoadPack<kN>(dy + rows[base + k] * h + column);
+      if (base + k < count && ids[base + k + 1] != sorted.outside) {
+        loaded[k] = LoadPack<kN>(dy + rows[base + k] * h + column);
+      }
     }
 #pragma unroll
     for (int k = 0; k < kUnroll; ++k) {
       const int i = base + k;
-      if (i >= count) continue;
+      if (i >= count || ids[i + 1] == sorted.outside) continue;
       float values[kN];
       Unpack(loaded[k], values);
 #pragma unroll
@@ -196,7 +201,7 @@ __global__ void __launch_bounds__(256)
   const int first = static_cast<int>(blockIdx.x / tiles) * kPiece, next = first + kPiece;
   if (next >= sorted.count) return;
   const int id = sorted.ids[next - 1];
-  if (sorted.ids[next] != id) return;
+  if (id == sorted.outside || sorted.ids[next] != id) return;
   int start = next - 1;
   while (start > first && sorted.ids[start - 1] == id) --start;
   if (start == first && first > 0 && sorted.ids[first - 1] == id) return;
@@ -225,9 +230,11 @@ __global__ void __launch_bounds__(256)
   AddToTable<T, kTied>(grad + id * h + column, sum);
 }
 
-__global__ void CountUpKernel(int32_t* places, int count) {
+__global__ void MakeKeysKernel(const int32_t* ids, int count, uint32_t outside, uint32_t* keys, int32_t* places) {
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i < count) places[i] = i;
+  if (i >= count) return;
+  keys[i] = ids[i] < 0 ? outside : static_cast<uint32_t>(ids[i]);
+  places[i] = i;
 }
 
 // Sorts into the workspace.
@@ -235,22 +242,30 @@ Sorted SortIds(const Context& context, const Tensor& ids, int64_t vocabulary) {
   const auto count = static_cast<int>(ids.size());
   const int64_t padded = (ids.size() + 63) / 64 * 64;
   int bits = 1;
-  while (bits < 31 && (int64_t{1} << bits) < vocabulary) ++bits;
+  while ((int64_t{1} << bits) < vocabulary) ++bits;
+  if (bits > 30) ThrowEngineError("embedding table of {} rows", vocabulary);
+  const cudaStream_t stream = StreamOf(context);
+  const auto sort = [&](void* memory, size_t* bytes, const uint32_t* keys, uint32_t* sorted_keys, const int32_t* places,
+                        int32_t* sorted_places) {
+    MB_CUDA(
+        cub::DeviceRadixSort::SortPairs(memory, *bytes, keys, sorted_keys, places, sorted_places, count, 0, bits + 1, stream));
+  };
   size_t sort_bytes = 0;
-  const auto* keys = PointerOf<uint32_t>(ids);
-  MB_CUDA((cub::DeviceRadixSort::SortPairs<uint32_t, int32_t>(nullptr, sort_bytes, keys, nullptr, nullptr, nullptr, count, 0,
-                                                              bits, StreamOf(context))));
-  auto* memory =
-      static_cast<char*>(static_cast<void*>(WorkspaceOf<char>(context, 3 * padded * 4 + static_cast<int64_t>(sort_bytes))));
-  auto* sorted_keys = reinterpret_cast<uint32_t*>(memory);
-  auto* places = reinterpret_cast<int32_t*>(memory + padded * 4);
-  auto* sorted_places = reinterpret_cast<int32_t*>(memory + 2 * padded * 4);
-  CountUpKernel<<<(count + 255) / 256, 256, 0, StreamOf(context)>>>(places, count);
+  sort(nullptr, &sort_bytes, nullptr, nullptr, nullptr, nullptr);
+  auto* const keys = reinterpret_cast<uint32_t*>(WorkspaceOf<char>(context, 4 * padded * 4 + static_cast<int64_t>(sort_bytes)));
+  uint32_t* const sorted_keys = keys + padded;
+  auto* const places = reinterpret_cast<int32_t*>(keys + 2 * padded);
+  int32_t* const sorted_places = places + padded;
+  const uint32_t outside = 1u << bits;
+  MakeKeysKernel<<<(count + 255) / 256, 256, 0, stream>>>(PointerOf<int32_t>(ids), count, outside, keys, places);
   MB_CUDA_LAUNCHED();
-  MB_CUDA((cub::DeviceRadixSort::SortPairs<uint32_t, int32_t>(memory + 3 * padded * 4, sort_bytes, keys, sorted_keys, places,
-                                                              sorted_places, count, 0, bits, StreamOf(context))));
-  return {reinterpret_cast<int32_t*>(sorted_keys), sorted_places, count, static_cast<int>(ids.shape[0]),
-          static_cast<int>(ids.shape[1])};
+  sort(sorted_places + padded, &sort_bytes, keys, sorted_keys, places, sorted_places);
+  return {.ids = reinterpret_cast<int32_t*>(sorted_keys),
+          .places = sorted_places,
+          .count = count,
+          .batch = static_cast<int>(ids.shape[0]),
+          .sequence = static_cast<int>(ids.shape[1]),
+          .outside = static_cast<int>(outside)};
 }
 
 template <class T, bool kTied, int kN>

@@ -14,7 +14,10 @@ TEST(EmbeddingCuda, ForwardEqualsTheCpuTwin) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   constexpr int64_t kVocabulary = 50, kPlaces = 40, kBatch = 3, kSequence = 37;
-  const Owned ids(DType::kI32, {kBatch, kSequence}, RandomInts(kBatch * kSequence, 1, kVocabulary));
+  Values id_values = RandomInts(kBatch * kSequence, 1, kVocabulary);
+  const Owned ids(DType::kI32, {kBatch, kSequence}, id_values);
+  const Owned foreign(DType::kI32, {kBatch, kSequence}, Repeated(id_values, 3, -1.0));
+  const OnGpu gpu_foreign(foreign);
   const Owned places(DType::kI32, {kBatch, kSequence}, RandomInts(kBatch * kSequence, 2, kPlaces));
   const OnGpu gpu_ids(ids), gpu_places(places);
   for (const DType dtype : kGpuTypes) {
@@ -27,10 +30,11 @@ TEST(EmbeddingCuda, ForwardEqualsTheCpuTwin) {
         const bool has_places = variant & 1, has_keep = variant & 2;
         const Owned expected(DType::kF32, shape);
         const OnGpu actual(dtype, shape);
-        EmbeddingForward.cpu({}, ids, places, words.cpu, has_places ? positions.cpu.tensor() : Tensor(),
+        EmbeddingForward.cpu({}, has_places ? ids : foreign, places, words.cpu, has_places ? positions.cpu.tensor() : Tensor(),
                              has_keep ? keep.tensor() : Tensor(), 0.1, dtype, expected);
-        EmbeddingForward(gpu, gpu_ids, gpu_places, words.gpu, has_places ? positions.gpu.tensor() : Tensor(),
-                         has_keep ? gpu_keep.tensor() : Tensor(), 0.1, dtype, actual);
+        EmbeddingForward(gpu, has_places ? gpu_ids.tensor() : gpu_foreign.tensor(), gpu_places, words.gpu,
+                         has_places ? positions.gpu.tensor() : Tensor(), has_keep ? gpu_keep.tensor() : Tensor(), 0.1, dtype,
+                         actual);
         EXPECT_EQ(actual.ToValues(), expected.ToValues()) << NameOf(dtype) << " " << h << " " << variant;
       }
     }
@@ -64,6 +68,9 @@ TEST(EmbeddingCuda, BackwardOfFewIdsEqualsTheCpuTwin) {
         Gradients g = Backward(gpu, dtype, 4, 33, h, 1000, many, sum);
         EXPECT_EQ(g.actual, g.expected) << NameOf(dtype) << " " << h;
         g = Backward(gpu, dtype, 1, 1, h, 20, one, sum);
+        EXPECT_EQ(g.actual, g.expected) << NameOf(dtype) << " " << h;
+        // Words of another rank's table, beside the id whose bits are all ones.
+        g = Backward(gpu, dtype, 4, 33, h, 32, Repeated(Repeated(many, 2, 31.0), 3, -1.0), sum);
         EXPECT_EQ(g.actual, g.expected) << NameOf(dtype) << " " << h;
         g = Backward(gpu, dtype, 3, 400, h, 8, same, sum);
         EXPECT_EQ(g.actual, g.expected) << NameOf(dtype) << " " << h;

@@ -5,27 +5,27 @@
 namespace mbridge::cuda {
 namespace {
 
-void ForwardCuda(const Context& context, const Tensor& x, const Tensor& gamma, const Tensor& beta, float epsilon, DType precision,
+void ForwardCuda(const Context& context, const Tensor& x, const Tensor& gamma, const Tensor& beta, const NormOptions& options,
                  const Tensor& y, const Tensor& mean, const Tensor& rstd) {
-  CheckStorage(x, precision);
+  CheckStorage(x, options.precision);
   const int64_t h = LastDimension(x);
   WithType(x.dtype, [&]<class T>(T) {
     LaunchNormForward<T, true>(
-        context, {PointerOf<T>(x), PointerOf<T>(gamma), PointerOf<T>(beta), x.size() / h, static_cast<int>(h), epsilon,
-                  PointerOf<T>(y), PointerOf<float>(mean), PointerOf<float>(rstd)});
+        context, {PointerOf<T>(x), PointerOf<T>(gamma), PointerOf<T>(beta), x.size() / h, static_cast<int>(h), options.epsilon,
+                  options.gamma_offset, PointerOf<T>(y), PointerOf<float>(mean), PointerOf<float>(rstd)});
   });
 }
 
 void BackwardCuda(const Context& context, const Tensor& dy, const Tensor& x, const Tensor& gamma, const Tensor& mean,
-                  const Tensor& rstd, const Tensor& d_residual, DType precision, const Tensor& dx, const Tensor& gamma_grad,
-                  const Tensor& beta_grad) {
-  CheckStorage(x, precision);
+                  const Tensor& rstd, const Tensor& d_residual, const NormOptions& options, const Tensor& dx,
+                  const Tensor& gamma_grad, const Tensor& beta_grad) {
+  CheckStorage(x, options.precision);
   const int64_t h = LastDimension(x);
   WithType(x.dtype, [&]<class T>(T) {
     LaunchNormBackward<T, true>(
         context,
         {PointerOf<T>(dy), PointerOf<T>(x), PointerOf<T>(gamma), PointerOf<float>(mean), PointerOf<float>(rstd),
-         PointerOf<T>(d_residual), x.size() / h, static_cast<int>(h), PointerOf<T>(dx), nullptr},
+         PointerOf<T>(d_residual), x.size() / h, static_cast<int>(h), options.gamma_offset, PointerOf<T>(dx), nullptr},
         {{PointerOf<float>(gamma_grad), PointerOf<float>(beta_grad)}});
   });
 }

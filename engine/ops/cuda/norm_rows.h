@@ -10,7 +10,7 @@ template <class T> struct NormForwardArgs {
   const T *x, *gamma, *beta;  // beta: layer norm only.
   int64_t rows;
   int h;
-  float epsilon;
+  float epsilon, gamma_offset;
   T* y;
   float *mean, *rstd;  // mean: layer norm only.
 };
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kWarp ? 256 : 1024) NormForwardKernel(const No
     LoadFloats<kN>(a.gamma + column, gamma);
     if constexpr (kLayer) LoadFloats<kN>(a.beta + column, beta);
 #pragma unroll
-    for (int i = 0; i < kN; ++i) values[i] = (values[i] - mean) * rstd * gamma[i] + beta[i];
+    for (int i = 0; i < kN; ++i) values[i] = (values[i] - mean) * rstd * (gamma[i] + a.gamma_offset) + beta[i];
     StoreFloats<kN>(a.y + row * a.h + column, values);
   }
   if (lane == 0) {
@@ -99,7 +99,7 @@ template <class T, bool kLayer> __global__ void __launch_bounds__(256) NormForwa
   const float rstd = 1.0f / sqrtf(BlockSum(squares, shared) / static_cast<float>(a.h) + a.epsilon);
   for (int j = threadIdx.x; j < a.h; j += blockDim.x) {
     const float beta = kLayer ? Widen(a.beta[j]) : 0.0f;
-    a.y[row * a.h + j] = Narrow<T>((Widen(x[j]) - mean) * rstd * Widen(a.gamma[j]) + beta);
+    a.y[row * a.h + j] = Narrow<T>((Widen(x[j]) - mean) * rstd * (Widen(a.gamma[j]) + a.gamma_offset) + beta);
   }
   if (threadIdx.x == 0) {
     if constexpr (kLayer) a.mean[row] = mean;
@@ -157,6 +157,7 @@ template <class T> struct NormBackwardArgs {
   const T* residual;         // Null for none.
   int64_t rows;
   int h;
+  float gamma_offset;
   T* dx;
   float* partials;  // [blocks, gamma's and beta's, h]
 };
@@ -203,7 +204,7 @@ __global__ void __launch_bounds__(512, kHold == 1 ? 2 : 1) NormBackwardKernel(co
       Unpack(scale[k], gamma);
 #pragma unroll
       for (int i = 0; i < kN; ++i) {
-        const float normal = (values[i] - mean) * rstd, t = d[i] * gamma[i];
+        const float normal = (values[i] - mean) * rstd, t = d[i] * (gamma[i] + a.gamma_offset);
         dot += t * normal;
         sums[0][k][i] += d[i] * normal;
         if constexpr (kLayer) {
@@ -224,7 +225,7 @@ __global__ void __launch_bounds__(512, kHold == 1 ? 2 : 1) NormBackwardKernel(co
       Unpack(scale[k], gamma);
 #pragma unroll
       for (int i = 0; i < kN; ++i) {
-        out[i] = InputGradient<T>(d[i], gamma[i], (values[i] - mean) * rstd, mean_t, mean_dot, rstd);
+        out[i] = InputGradient<T>(d[i], gamma[i] + a.gamma_offset, (values[i] - mean) * rstd, mean_t, mean_dot, rstd);
       }
       if constexpr (kResidual) {
         float r[kN];
@@ -251,7 +252,7 @@ template <class T, bool kLayer> __global__ void __launch_bounds__(256) NormBackw
   const float mean = kLayer ? a.mean[row] : 0.0f, rstd = a.rstd[row], width = static_cast<float>(a.h);
   float sum = 0.0f, dot = 0.0f;
   for (int j = threadIdx.x; j < a.h; j += blockDim.x) {
-    const float t = Widen(a.dy[begin + j]) * Widen(a.gamma[j]);
+    const float t = Widen(a.dy[begin + j]) * (Widen(a.gamma[j]) + a.gamma_offset);
     sum += t;
     dot += t * ((Widen(a.x[begin + j]) - mean) * rstd);
   }
@@ -259,7 +260,7 @@ template <class T, bool kLayer> __global__ void __launch_bounds__(256) NormBackw
   const float mean_t = kLayer ? BlockSum(sum, shared) / width : 0.0f;
   for (int j = threadIdx.x; j < a.h; j += blockDim.x) {
     const float normal = (Widen(a.x[begin + j]) - mean) * rstd;
-    const float d = InputGradient<T>(Widen(a.dy[begin + j]), Widen(a.gamma[j]), normal, mean_t, mean_dot, rstd);
+    const float d = InputGradient<T>(Widen(a.dy[begin + j]), Widen(a.gamma[j]) + a.gamma_offset, normal, mean_t, mean_dot, rstd);
     a.dx[begin + j] = Narrow<T>(a.residual == nullptr ? d : Widen(a.residual[begin + j]) + d);
   }
 }

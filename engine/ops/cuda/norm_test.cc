@@ -7,6 +7,9 @@ namespace mbridge::test {
 namespace {
 
 // A warp a row (up to 1024 columns of 16 bits), one and two vectors a thread, more columns than registers hold, odd widths.
+// Gemma's rule, so that the offset is seen.
+NormOptions OptionsFor(DType dtype) { return {.epsilon = 1e-5f, .gamma_offset = 1.0f, .precision = dtype}; }
+
 constexpr RowShape kShapes[] = {{1, 1},    {3, 7},    {9, 96},   {300, 256}, {17, 768},  {5, 1024},  {5, 1032},
                                 {9, 2048}, {4, 4104}, {3, 8192}, {2, 8200},  {2, 16384}, {2, 33000}, {65, 1001}};
 
@@ -14,12 +17,13 @@ TEST(LayerNormCuda, ForwardMatchesTheCpuTwin) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   for (const DType dtype : kGpuTypes) {
+    const NormOptions options = OptionsFor(dtype);
     for (const auto& [rows, h] : kShapes) {
       const Twin x(dtype, {rows, h}, 1), gamma(dtype, {h}, 2), beta(dtype, {h}, 3);
       const Owned y(DType::kF32, {rows, h}), mean(DType::kF32, {rows}), rstd(DType::kF32, {rows});
       const OnGpu gpu_y(dtype, {rows, h}), gpu_mean(DType::kF32, {rows}), gpu_rstd(DType::kF32, {rows});
-      LayerNormForward.cpu({}, x.cpu, gamma.cpu, beta.cpu, 1e-5f, dtype, y, mean, rstd);
-      LayerNormForward(gpu, x.gpu, gamma.gpu, beta.gpu, 1e-5f, dtype, gpu_y, gpu_mean, gpu_rstd);
+      LayerNormForward.cpu({}, x.cpu, gamma.cpu, beta.cpu, options, y, mean, rstd);
+      LayerNormForward(gpu, x.gpu, gamma.gpu, beta.gpu, options, gpu_y, gpu_mean, gpu_rstd);
       SCOPED_TRACE(testing::Message() << NameOf(dtype) << " " << rows << " " << h);
       ExpectNear(gpu_mean.ToValues(), mean.ToValues(), 1e-5, 1e-6);
       ExpectNear(gpu_rstd.ToValues(), rstd.ToValues(), 1e-5, 0);
@@ -32,6 +36,7 @@ TEST(LayerNormCuda, BackwardMatchesTheCpuTwin) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   for (const DType dtype : kGpuTypes) {
+    const NormOptions options = OptionsFor(dtype);
     for (const auto& [rows, h] : kShapes) {
       for (const bool has_residual : {false, true}) {
         SCOPED_TRACE(testing::Message() << NameOf(dtype) << " " << rows << " " << h);
@@ -39,9 +44,9 @@ TEST(LayerNormCuda, BackwardMatchesTheCpuTwin) {
         const Twin mean(DType::kF32, {rows}, 5, 0.1), rstd(DType::kF32, {rows}, Values(rows, 1.7));
         const Twin gamma_grad(DType::kF32, {h}, 6), beta_grad(DType::kF32, {h}, 7);
         LayerNormBackward.cpu({}, dy.cpu, x.cpu, gamma.cpu, mean.cpu, rstd.cpu, has_residual ? residual.cpu.tensor() : Tensor(),
-                              dtype, dy.cpu, gamma_grad.cpu, beta_grad.cpu);
+                              options, dy.cpu, gamma_grad.cpu, beta_grad.cpu);
         LayerNormBackward(gpu, dy.gpu, x.gpu, gamma.gpu, mean.gpu, rstd.gpu, has_residual ? residual.gpu.tensor() : Tensor(),
-                          dtype, dy.gpu, gamma_grad.gpu, beta_grad.gpu);
+                          options, dy.gpu, gamma_grad.gpu, beta_grad.gpu);
         ExpectWithinAStep(dy.gpu.ToValues(), dy.cpu.ToValues(), dtype, 4 * StepOf(dtype));
         ExpectWithinAStep(gamma_grad.gpu.ToValues(), gamma_grad.cpu.ToValues(), dtype, StepOf(dtype) + 1e-6 * rows, 1.0);
         ExpectWithinAStep(beta_grad.gpu.ToValues(), beta_grad.cpu.ToValues(), dtype, StepOf(dtype) + 1e-6 * rows, 1.0);
@@ -54,13 +59,14 @@ TEST(RmsNormCuda, ForwardMatchesTheCpuTwin) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   for (const DType dtype : kGpuTypes) {
+    const NormOptions options = OptionsFor(dtype);
     for (const auto& [rows, h] : kShapes) {
       SCOPED_TRACE(testing::Message() << NameOf(dtype) << " " << rows << " " << h);
       const Twin x(dtype, {rows, h}, 1), gamma(dtype, {h}, 2);
       const Owned y(DType::kF32, {rows, h}), rstd(DType::kF32, {rows});
       const OnGpu gpu_y(dtype, {rows, h}), gpu_rstd(DType::kF32, {rows});
-      RmsNormForward.cpu({}, x.cpu, gamma.cpu, 1e-5f, dtype, y, rstd);
-      RmsNormForward(gpu, x.gpu, gamma.gpu, 1e-5f, dtype, gpu_y, gpu_rstd);
+      RmsNormForward.cpu({}, x.cpu, gamma.cpu, options, y, rstd);
+      RmsNormForward(gpu, x.gpu, gamma.gpu, options, gpu_y, gpu_rstd);
       ExpectNear(gpu_rstd.ToValues(), rstd.ToValues(), 1e-5, 0);
       ExpectWithinAStep(gpu_y.ToValues(), y.ToValues(), dtype, 1e-6);
     }
@@ -71,18 +77,19 @@ TEST(RmsNormCuda, BackwardMatchesTheCpuTwin) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   for (const DType dtype : kGpuTypes) {
+    const NormOptions options = OptionsFor(dtype);
     for (const auto& [rows, h] : kShapes) {
       for (const bool has_residual : {false, true}) {
         SCOPED_TRACE(testing::Message() << NameOf(dtype) << " " << rows << " " << h);
         const Twin x(dtype, {rows, h}, 1), gamma(dtype, {h}, 2), dy(dtype, {rows, h}, 3), residual(dtype, {rows, h}, 4);
         const Twin rstd(DType::kF32, {rows}, Values(rows, 1.7)), gamma_grad(DType::kF32, {h}, 6);
         const Owned dx(DType::kF32, {rows, h});
-        RmsNormBackward.cpu({}, dy.cpu, x.cpu, gamma.cpu, rstd.cpu, has_residual ? residual.cpu.tensor() : Tensor(), dtype, dx,
+        RmsNormBackward.cpu({}, dy.cpu, x.cpu, gamma.cpu, rstd.cpu, has_residual ? residual.cpu.tensor() : Tensor(), options, dx,
                             gamma_grad.cpu);
         // In the residual's place where there is one.
         const OnGpu fresh(dtype, {rows, h});
         const Tensor& gpu_dx = has_residual ? residual.gpu.tensor() : fresh.tensor();
-        RmsNormBackward(gpu, dy.gpu, x.gpu, gamma.gpu, rstd.gpu, has_residual ? residual.gpu.tensor() : Tensor(), dtype, gpu_dx,
+        RmsNormBackward(gpu, dy.gpu, x.gpu, gamma.gpu, rstd.gpu, has_residual ? residual.gpu.tensor() : Tensor(), options, gpu_dx,
                         gamma_grad.gpu);
         ExpectWithinAStep(has_residual ? residual.gpu.ToValues() : fresh.ToValues(), dx.ToValues(), dtype, 4 * StepOf(dtype));
         ExpectWithinAStep(gamma_grad.gpu.ToValues(), gamma_grad.cpu.ToValues(), dtype, StepOf(dtype) + 1e-6 * rows, 1.0);
@@ -99,10 +106,32 @@ TEST(RmsNormCuda, GivesTheSameBitsEveryTime) {
   Values first;
   for (int i = 0; i < 3; ++i) {
     const OnGpu grad(DType::kF32, {2048}, Values(2048, 0.0));
-    RmsNormBackward(gpu, x, x, gamma, rstd, {}, DType::kBF16, dx, grad);
+    RmsNormBackward(gpu, x, x, gamma, rstd, {}, OptionsFor(DType::kBF16), dx, grad);
     if (i == 0) first = grad.ToValues();
     EXPECT_EQ(grad.ToValues(), first);
   }
+}
+
+void CheckQkNorm(const Gpu& gpu, DType dtype, const QkvLayout& layout, QkNormScope scope, int64_t rows) {
+  SCOPED_TRACE(testing::Message() << NameOf(dtype) << " heads of " << layout.head_size);
+  const bool per_head = scope == QkNormScope::kHead;
+  const int64_t d = layout.head_size, width = layout.width(), kinds = per_head ? layout.heads + layout.groups : 2;
+  const int64_t queries = per_head ? d : layout.heads * d, keys = per_head ? d : layout.groups * d;
+  const QkNormOptions options{layout, scope, OptionsFor(dtype)};
+  const Twin qkv(dtype, {rows, width}, 1), q(dtype, {queries}, 2), k(dtype, {keys}, 3), gradient(dtype, {rows, width}, 4);
+  const Owned y(DType::kF32, {rows, width}), rstd(DType::kF32, {rows, kinds});
+  const OnGpu gpu_y(dtype, {rows, width}), gpu_rstd(DType::kF32, {rows, kinds});
+  QkNormForward.cpu({}, qkv.cpu, q.cpu, k.cpu, options, y, rstd);
+  QkNormForward(gpu, qkv.gpu, q.gpu, k.gpu, options, gpu_y, gpu_rstd);
+  ExpectNear(gpu_rstd.ToValues(), rstd.ToValues(), 1e-5, 0);
+  ExpectWithinAStep(gpu_y.ToValues(), y.ToValues(), dtype, 1e-6);
+  const Twin query_grad(DType::kF32, {queries}, 5), key_grad(DType::kF32, {keys}, 6);
+  const OnGpu same_rstd(rstd);
+  QkNormBackward.cpu({}, gradient.cpu, qkv.cpu, q.cpu, k.cpu, rstd, options, query_grad.cpu, key_grad.cpu);
+  QkNormBackward(gpu, gradient.gpu, qkv.gpu, q.gpu, k.gpu, same_rstd, options, query_grad.gpu, key_grad.gpu);
+  ExpectWithinAStep(gradient.gpu.ToValues(), gradient.cpu.ToValues(), dtype, StepOf(dtype));
+  ExpectWithinAStep(query_grad.gpu.ToValues(), query_grad.cpu.ToValues(), dtype, StepOf(dtype) + 1e-4, 1.0);
+  ExpectWithinAStep(key_grad.gpu.ToValues(), key_grad.cpu.ToValues(), dtype, StepOf(dtype) + 1e-4, 1.0);
 }
 
 TEST(QkNormCuda, MatchesTheCpuTwin) {
@@ -112,21 +141,8 @@ TEST(QkNormCuda, MatchesTheCpuTwin) {
     for (const QkvLayout& layout : {QkvLayout{1, 1, 8}, QkvLayout{4, 2, 6}, QkvLayout{8, 2, 64}, QkvLayout{6, 3, 96},
                                     QkvLayout{16, 8, 128}, QkvLayout{2, 1, 256}, QkvLayout{3, 3, 129}, QkvLayout{2, 2, 300}}) {
       for (const int64_t rows : {1, 37}) {
-        SCOPED_TRACE(testing::Message() << NameOf(dtype) << " heads of " << layout.head_size);
-        const int64_t d = layout.head_size, width = layout.width(), kinds = layout.heads + layout.groups;
-        const Twin qkv(dtype, {rows, width}, 1), q(dtype, {d}, 2), k(dtype, {d}, 3), gradient(dtype, {rows, width}, 4);
-        const Owned y(DType::kF32, {rows, width}), rstd(DType::kF32, {rows, kinds});
-        const OnGpu gpu_y(dtype, {rows, width}), gpu_rstd(DType::kF32, {rows, kinds});
-        QkNormForward.cpu({}, qkv.cpu, q.cpu, k.cpu, layout, 1e-5f, dtype, y, rstd);
-        QkNormForward(gpu, qkv.gpu, q.gpu, k.gpu, layout, 1e-5f, dtype, gpu_y, gpu_rstd);
-        ExpectNear(gpu_rstd.ToValues(), rstd.ToValues(), 1e-5, 0);
-        ExpectWithinAStep(gpu_y.ToValues(), y.ToValues(), dtype, 1e-6);
-        const Twin query_grad(DType::kF32, {d}, 5), key_grad(DType::kF32, {d}, 6);
-        QkNormBackward.cpu({}, gradient.cpu, qkv.cpu, q.cpu, k.cpu, rstd, layout, dtype, query_grad.cpu, key_grad.cpu);
-        QkNormBackward(gpu, gradient.gpu, qkv.gpu, q.gpu, k.gpu, OnGpu(rstd), layout, dtype, query_grad.gpu, key_grad.gpu);
-        ExpectWithinAStep(gradient.gpu.ToValues(), gradient.cpu.ToValues(), dtype, 4 * StepOf(dtype));
-        ExpectWithinAStep(query_grad.gpu.ToValues(), query_grad.cpu.ToValues(), dtype, StepOf(dtype) + 1e-4, 1.0);
-        ExpectWithinAStep(key_grad.gpu.ToValues(), key_grad.cpu.ToValues(), dtype, StepOf(dtype) + 1e-4, 1.0);
+        CheckQkNorm(gpu, dtype, layout, QkNormScope::kHead, rows);
+        CheckQkNorm(gpu, dtype, layout, QkNormScope::kProjection, rows);
       }
     }
   }

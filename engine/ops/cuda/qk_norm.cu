@@ -8,7 +8,9 @@ namespace {
 // row: for each group its queries, its key, its value.
 struct Heads {
   int64_t rows;
-  int groups, per_group, size, lanes;
+  int groups, per_group, size;
+  float epsilon, gamma_offset;
+  int lanes;
   __device__ int positions() const { return groups * (per_group + 2); }
   // Place of a head in rstd [rows, heads + groups].
   __device__ int64_t RstdAt(int64_t row, int group, int within) const {
@@ -24,7 +26,7 @@ __device__ __forceinline__ float SumOfLanes(float x, int lanes) {
 
 template <class T, int kN, int kHold>
 __global__ void __launch_bounds__(256)
-    ForwardKernel(const T* qkv, const T* query_gamma, const T* key_gamma, const Heads heads, float epsilon, T* y, float* rstds) {
+    ForwardKernel(const T* qkv, const T* query_gamma, const T* key_gamma, const Heads heads, T* y, float* rstds) {
   const int lane = threadIdx.x % heads.lanes, per_pass = blockDim.x / heads.lanes, positions = heads.positions();
   const int64_t row = blockIdx.x, width = int64_t{positions} * heads.size;
   // Every thread of a warp makes every pass: the shuffles need all of them.
@@ -48,7 +50,7 @@ __global__ void __launch_bounds__(256)
     squares = SumOfLanes(squares, heads.lanes);
     if (!inside) continue;
     const bool is_value = within > heads.per_group;
-    const float rstd = 1.0f / sqrtf(squares / static_cast<float>(heads.size) + epsilon);
+    const float rstd = 1.0f / sqrtf(squares / static_cast<float>(heads.size) + heads.epsilon);
     const T* scale = within < heads.per_group ? query_gamma : key_gamma;
 #pragma unroll
     for (int k = 0; k < kHold; ++k) {
@@ -62,7 +64,7 @@ __global__ void __launch_bounds__(256)
       Unpack(in[k], values);
       LoadFloats<kN>(scale + j, gamma);
 #pragma unroll
-      for (int i = 0; i < kN; ++i) values[i] = values[i] * rstd * gamma[i];
+      for (int i = 0; i < kN; ++i) values[i] = values[i] * rstd * (gamma[i] + heads.gamma_offset);
       StoreFloats<kN>(y + at + j, values);
     }
     if (lane == 0 && !is_value) rstds[heads.RstdAt(row, group, within)] = rstd;
@@ -105,7 +107,7 @@ __global__ void __launch_bounds__(256) BackwardKernel(T* gradient, const T* qkv,
 #pragma unroll
         for (int i = 0; i < kN; ++i) {
           const float normal = values[i] * rstd, product = d[i] * normal;
-          dot += d[i] * gamma[i] * normal;
+          dot += d[i] * (gamma[i] + heads.gamma_offset) * normal;
           query_sums[k][i] += is_query ? product : 0.0f;
           key_sums[k][i] += is_query ? 0.0f : product;
         }
@@ -120,7 +122,7 @@ __global__ void __launch_bounds__(256) BackwardKernel(T* gradient, const T* qkv,
         Unpack(in[k], values);
         Unpack(gammas[k], gamma);
 #pragma unroll
-        for (int i = 0; i < kN; ++i) d[i] = rstd * (d[i] * gamma[i] - values[i] * rstd * mean_dot);
+        for (int i = 0; i < kN; ++i) d[i] = rstd * (d[i] * (gamma[i] + heads.gamma_offset) - values[i] * rstd * mean_dot);
         StoreFloats<kN>(gradient + at + j, d);
       }
     }
@@ -163,50 +165,150 @@ template <class T, class F> void WithHeads(Heads* heads, bool aligned, F&& f) {
   ThrowEngineError("query-key norm of heads of {}, at most 1024", heads->size);
 }
 
-Heads HeadsOf(const Tensor& qkv, const QkvLayout& layout) {
+// kProjection: a block a token; all queries are one vector, all keys another.
+__device__ __forceinline__ int64_t ColumnOf(const Heads& heads, bool is_key, int head) {
+  const int group = is_key ? head : head / heads.per_group, within = is_key ? heads.per_group : head % heads.per_group;
+  return int64_t{group * (heads.per_group + 2) + within} * heads.size;
+}
+__device__ __forceinline__ int64_t PlaceOf(const Heads& heads, int64_t row, bool is_key, int i) {
+  return row * heads.positions() * heads.size + ColumnOf(heads, is_key, i / heads.size) + i % heads.size;
+}
+
+template <class T>
+__global__ void __launch_bounds__(256)
+    ProjectionForwardKernel(const T* qkv, const T* query_gamma, const T* key_gamma, const Heads heads, T* y, float* rstds) {
+  __shared__ float shared[32];
+  const int64_t row = blockIdx.x;
+  for (int kind = 0; kind < 2; ++kind) {
+    const bool is_key = kind == 1;
+    const int n = heads.groups * (is_key ? 1 : heads.per_group) * heads.size;
+    float squares = 0.0f;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+      const float value = Widen(qkv[PlaceOf(heads, row, is_key, i)]);
+      squares += value * value;
+    }
+    const float rstd = 1.0f / sqrtf(BlockSum(squares, shared) / static_cast<float>(n) + heads.epsilon);
+    const T* gamma = is_key ? key_gamma : query_gamma;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+      const int64_t at = PlaceOf(heads, row, is_key, i);
+      y[at] = Narrow<T>(Widen(qkv[at]) * rstd * (Widen(gamma[i]) + heads.gamma_offset));
+    }
+    if (threadIdx.x == 0) rstds[2 * row + kind] = rstd;
+  }
+  for (int i = threadIdx.x; i < heads.groups * heads.size; i += blockDim.x) {  // Values stand after the keys.
+    const int64_t at = PlaceOf(heads, row, true, i) + heads.size;
+    y[at] = qkv[at];
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(256) ProjectionBackwardKernel(T* gradient, const T* qkv, const T* query_gamma,
+                                                                const T* key_gamma, const Heads heads, const float* rstds) {
+  __shared__ float shared[32];
+  const int64_t row = blockIdx.x;
+  for (int kind = 0; kind < 2; ++kind) {
+    const bool is_key = kind == 1;
+    const int n = heads.groups * (is_key ? 1 : heads.per_group) * heads.size;
+    const float rstd = rstds[2 * row + kind];
+    const T* gamma = is_key ? key_gamma : query_gamma;
+    float dot = 0.0f;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+      const int64_t at = PlaceOf(heads, row, is_key, i);
+      dot += Widen(gradient[at]) * (Widen(gamma[i]) + heads.gamma_offset) * (Widen(qkv[at]) * rstd);
+    }
+    const float mean_dot = BlockSum(dot, shared) / static_cast<float>(n);
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+      const int64_t at = PlaceOf(heads, row, is_key, i);
+      const float t = Widen(gradient[at]) * (Widen(gamma[i]) + heads.gamma_offset);
+      gradient[at] = Narrow<T>(rstd * (t - Widen(qkv[at]) * rstd * mean_dot));
+    }
+  }
+}
+
+template <class T> struct ProjectionSumsBody {
+  static constexpr int kN = 1, kSums = 1;
+  struct Row {
+    float dy, normal;
+  };
+  const T *gradient, *qkv;
+  const float* rstds;
+  Heads heads;
+  bool is_key;
+
+  __device__ Row Load(int64_t row, int64_t column) const {
+    const int64_t at = PlaceOf(heads, row, is_key, static_cast<int>(column));
+    return {Widen(gradient[at]), Widen(qkv[at]) * rstds[2 * row + (is_key ? 1 : 0)]};
+  }
+  __device__ void Add(const Row& loaded, int64_t, int64_t, float (&sums)[1][1]) const { sums[0][0] += loaded.dy * loaded.normal; }
+};
+
+Heads HeadsOf(const Tensor& qkv, const QkNormOptions& options) {
+  const QkvLayout& layout = options.layout;
   const int64_t rows = qkv.size() / layout.width();
   if (rows > INT32_MAX) ThrowEngineError("query-key norm over {} rows", rows);
-  return {rows, static_cast<int>(layout.groups), static_cast<int>(layout.heads_per_group()), static_cast<int>(layout.head_size),
+  return {rows,
+          static_cast<int>(layout.groups),
+          static_cast<int>(layout.heads_per_group()),
+          static_cast<int>(layout.head_size),
+          options.norm.epsilon,
+          options.norm.gamma_offset,
           0};
 }
 
 void ForwardCuda(const Context& context, const Tensor& qkv, const Tensor& query_gamma, const Tensor& key_gamma,
-                 const QkvLayout& layout, float epsilon, DType precision, const Tensor& y, const Tensor& rstd) {
-  CheckStorage(qkv, precision);
-  Heads heads = HeadsOf(qkv, layout);
+                 const QkNormOptions& options, const Tensor& y, const Tensor& rstd) {
+  CheckStorage(qkv, options.norm.precision);
+  Heads heads = HeadsOf(qkv, options);
   if (heads.rows == 0) return;
+  const auto rows = static_cast<unsigned>(heads.rows);
+  const cudaStream_t stream = StreamOf(context);
+  float* rstds = PointerOf<float>(rstd);
   WithType(qkv.dtype, [&]<class T>(T) {
     const T *in = PointerOf<T>(qkv), *q = PointerOf<T>(query_gamma), *k = PointerOf<T>(key_gamma);
     T* out = PointerOf<T>(y);
+    if (options.scope == QkNormScope::kProjection) {
+      ProjectionForwardKernel<<<rows, 256, 0, stream>>>(in, q, k, heads, out, rstds);
+      return;
+    }
     WithHeads<T>(&heads, AreAligned16(in, q, k, out),
                  [&]<int kN, int kHold>(std::integral_constant<int, kN>, std::integral_constant<int, kHold>) {
-                   ForwardKernel<T, kN, kHold><<<static_cast<unsigned>(heads.rows), 256, 0, StreamOf(context)>>>(
-                       in, q, k, heads, epsilon, out, PointerOf<float>(rstd));
+                   ForwardKernel<T, kN, kHold><<<rows, 256, 0, stream>>>(in, q, k, heads, out, rstds);
                  });
   });
   MB_CUDA_LAUNCHED();
 }
 
 void BackwardCuda(const Context& context, const Tensor& gradient, const Tensor& qkv, const Tensor& query_gamma,
-                  const Tensor& key_gamma, const Tensor& rstd, const QkvLayout& layout, DType precision,
-                  const Tensor& query_gamma_grad, const Tensor& key_gamma_grad) {
-  CheckStorage(qkv, precision);
-  Heads heads = HeadsOf(qkv, layout);
+                  const Tensor& key_gamma, const Tensor& rstd, const QkNormOptions& options, const Tensor& query_gamma_grad,
+                  const Tensor& key_gamma_grad) {
+  CheckStorage(qkv, options.norm.precision);
+  Heads heads = HeadsOf(qkv, options);
   if (heads.rows == 0) return;
-  const int64_t blocks = std::min<int64_t>(heads.rows, 132 * 4), size = layout.head_size;
-  float* partials = WorkspaceOf<float>(context, blocks * 2 * size);
+  const int64_t size = heads.size;
+  const cudaStream_t stream = StreamOf(context);
+  const float* rstds = PointerOf<float>(rstd);
+  const ColumnOutputs outputs{{PointerOf<float>(query_gamma_grad), PointerOf<float>(key_gamma_grad)}};
   WithType(qkv.dtype, [&]<class T>(T) {
     T* grad = PointerOf<T>(gradient);
     const T *in = PointerOf<T>(qkv), *q = PointerOf<T>(query_gamma), *k = PointerOf<T>(key_gamma);
+    if (options.scope == QkNormScope::kProjection) {
+      const int64_t keys = heads.groups * size, queries = keys * heads.per_group;
+      SumColumns<T>(context, ProjectionSumsBody<T>{grad, in, rstds, heads, false}, heads.rows, queries,
+                    {{outputs.sums[0], nullptr}});
+      SumColumns<T>(context, ProjectionSumsBody<T>{grad, in, rstds, heads, true}, heads.rows, keys, {{outputs.sums[1], nullptr}});
+      ProjectionBackwardKernel<<<static_cast<unsigned>(heads.rows), 256, 0, stream>>>(grad, in, q, k, heads, rstds);
+      MB_CUDA_LAUNCHED();
+      return;
+    }
+    const int64_t blocks = std::min<int64_t>(heads.rows, 132 * 4);
+    float* partials = WorkspaceOf<float>(context, blocks * 2 * size);
     WithHeads<T>(&heads, AreAligned16(grad, in, q, k),
                  [&]<int kN, int kHold>(std::integral_constant<int, kN>, std::integral_constant<int, kHold>) {
-                   BackwardKernel<T, kN, kHold>
-                       <<<static_cast<unsigned>(blocks), 256, 2 * size * sizeof(float), StreamOf(context)>>>(
-                           grad, in, q, k, heads, PointerOf<float>(rstd), partials);
+                   BackwardKernel<T, kN, kHold><<<static_cast<unsigned>(blocks), 256, 2 * size * sizeof(float), stream>>>(
+                       grad, in, q, k, heads, rstds, partials);
                  });
     MB_CUDA_LAUNCHED();
-    FinishColumns<T, 2>(context, partials, blocks, size,
-                        {{PointerOf<float>(query_gamma_grad), PointerOf<float>(key_gamma_grad)}});
+    FinishColumns<T, 2>(context, partials, blocks, size, outputs);
   });
 }
 

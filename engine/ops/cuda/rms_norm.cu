@@ -5,25 +5,27 @@
 namespace mbridge::cuda {
 namespace {
 
-void ForwardCuda(const Context& context, const Tensor& x, const Tensor& gamma, float epsilon, DType precision, const Tensor& y,
+void ForwardCuda(const Context& context, const Tensor& x, const Tensor& gamma, const NormOptions& options, const Tensor& y,
                  const Tensor& rstd) {
-  CheckStorage(x, precision);
+  CheckStorage(x, options.precision);
   const int64_t h = LastDimension(x);
   WithType(x.dtype, [&]<class T>(T) {
-    LaunchNormForward<T, false>(context, {PointerOf<T>(x), PointerOf<T>(gamma), nullptr, x.size() / h, static_cast<int>(h),
-                                          epsilon, PointerOf<T>(y), nullptr, PointerOf<float>(rstd)});
+    LaunchNormForward<T, false>(
+        context, {PointerOf<T>(x), PointerOf<T>(gamma), nullptr, x.size() / h, static_cast<int>(h), options.epsilon,
+                  options.gamma_offset, PointerOf<T>(y), nullptr, PointerOf<float>(rstd)});
   });
 }
 
 void BackwardCuda(const Context& context, const Tensor& dy, const Tensor& x, const Tensor& gamma, const Tensor& rstd,
-                  const Tensor& d_residual, DType precision, const Tensor& dx, const Tensor& gamma_grad) {
-  CheckStorage(x, precision);
+                  const Tensor& d_residual, const NormOptions& options, const Tensor& dx, const Tensor& gamma_grad) {
+  CheckStorage(x, options.precision);
   const int64_t h = LastDimension(x);
   WithType(x.dtype, [&]<class T>(T) {
-    LaunchNormBackward<T, false>(context,
-                                 {PointerOf<T>(dy), PointerOf<T>(x), PointerOf<T>(gamma), nullptr, PointerOf<float>(rstd),
-                                  PointerOf<T>(d_residual), x.size() / h, static_cast<int>(h), PointerOf<T>(dx), nullptr},
-                                 {{PointerOf<float>(gamma_grad), nullptr}});
+    LaunchNormBackward<T, false>(
+        context,
+        {PointerOf<T>(dy), PointerOf<T>(x), PointerOf<T>(gamma), nullptr, PointerOf<float>(rstd), PointerOf<T>(d_residual),
+         x.size() / h, static_cast<int>(h), options.gamma_offset, PointerOf<T>(dx), nullptr},
+        {{PointerOf<float>(gamma_grad), nullptr}});
   });
 }
 

@@ -25,12 +25,27 @@ __global__ void LossKernel(const State state, int64_t rows, float* loss) {
   if (i < rows) loss[i] = logf(state.sum[i]) - (state.predicted[i] - state.maximum[i]);
 }
 
+__global__ void RescaleKernel(const State state, const float* largest, int64_t rows) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= rows) return;
+  const float maximum = state.maximum[i], to = largest[i];
+  if (maximum != to) state.sum[i] *= expf(maximum - to);
+  state.maximum[i] = to;
+}
+
 unsigned RowBlocks(int64_t rows) { return static_cast<unsigned>((rows + 255) / 256); }
 
 void BeginCuda(const Context& context, const CrossEntropyState& state) {
   const int64_t rows = state.maximum.size();
   if (rows == 0) return;
   BeginKernel<<<RowBlocks(rows), 256, 0, StreamOf(context)>>>(StateOf(state), rows);
+  MB_CUDA_LAUNCHED();
+}
+
+void RescaleCuda(const Context& context, const CrossEntropyState& state, const Tensor& largest) {
+  const int64_t rows = largest.size();
+  if (rows == 0) return;
+  RescaleKernel<<<RowBlocks(rows), 256, 0, StreamOf(context)>>>(StateOf(state), PointerOf<float>(largest), rows);
   MB_CUDA_LAUNCHED();
 }
 
@@ -156,8 +171,9 @@ void GradientCuda(const Context& context, const Tensor& logits, int64_t first, i
   MB_CUDA_LAUNCHED();
 }
 
-const bool g_registered = (CrossEntropyBegin.cuda = &BeginCuda, CrossEntropyFold.cuda = &FoldCuda,
-                           CrossEntropyLoss.cuda = &LossCuda, CrossEntropyGradient.cuda = &GradientCuda, true);
+const bool g_registered =
+    (CrossEntropyBegin.cuda = &BeginCuda, CrossEntropyFold.cuda = &FoldCuda, CrossEntropyRescale.cuda = &RescaleCuda,
+     CrossEntropyLoss.cuda = &LossCuda, CrossEntropyGradient.cuda = &GradientCuda, true);
 
 }  // namespace
 }  // namespace mbridge::cuda
