@@ -32,22 +32,26 @@ function(mb_library name)
   endif()
 endfunction()
 
-# mb_cuda_library(<name> [DEPS <target>...]): <name>_cuda, an object library (its objects register themselves with the operators
+# mb_cuda_library(<name> [DEPS <target>...] [TEST_DEPS <target>...]): <name>_cuda, an object library (its objects register themselves with the operators
 # of <name>, so none may be dropped), and <name>_cuda_test, which needs a GPU to do more than skip. Nothing without CUDA.
 function(mb_cuda_library name)
   if(NOT MB_HAVE_CUDA)
     return()
   endif()
-  cmake_parse_arguments(ARG "" "" "DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "DEPS;TEST_DEPS" ${ARGN})
   set(folder ${CMAKE_CURRENT_SOURCE_DIR}/cuda)
   file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cu ${folder}/*.cc)
   file(GLOB tests CONFIGURE_DEPENDS ${folder}/*_test.cu ${folder}/*_test.cc)
   list(REMOVE_ITEM sources ${tests})
-  add_library(${name}_cuda OBJECT ${sources})
-  target_link_libraries(${name}_cuda PUBLIC ${name} ${ARG_DEPS} mb_cuda_runtime)
+  set(own "")
+  if(sources)
+    set(own ${name}_cuda)
+    add_library(${own} OBJECT ${sources})
+    target_link_libraries(${own} PUBLIC ${name} ${ARG_DEPS} mb_cuda_runtime)
+  endif()
   if(tests AND MB_BUILD_TESTS)
-    # Objects are not handed on from one object library to the next.
-    mb_test(${name}_cuda_test SOURCES ${tests} DEPS ${name}_cuda ${ARG_DEPS} LABELS gpu)
+    # Objects come from direct dependencies alone.
+    mb_test(${name}_cuda_test SOURCES ${tests} DEPS ${own} ${name} ${ARG_DEPS} ${ARG_TEST_DEPS} mb_cuda_runtime LABELS gpu)
   endif()
 endfunction()
 

@@ -1,0 +1,206 @@
+// The model on a GPU: initial weights to the bit of Megatron-LM's, and losses and gradients beside the CPU's.
+#include <openssl/sha.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "engine/core/parameter.h"
+#include "engine/model/gpt_model.h"
+#include "engine/ops/cuda/test_device.h"
+
+namespace mbridge {
+namespace {
+
+constexpr size_t kWorkspace = size_t{128} << 20;
+
+nlohmann::json ReadJson(const std::string& name) {
+  const char* folder = std::getenv("MB_TEST_DATA");
+  std::ifstream file((folder != nullptr ? std::string(folder) : std::string(MB_SOURCE_DIR) + "/tests/data/mlm") + "/" + name);
+  return nlohmann::json::parse(file);
+}
+
+GptConfig ReferenceConfig(int64_t layers, int64_t seq_length, int64_t vocabulary) {
+  GptConfig config;
+  config.num_layers = layers;
+  config.hidden_size = 256;
+  config.num_attention_heads = config.num_query_groups = 4;
+  config.kv_channels = 64;
+  config.ffn_hidden_size = 1024;
+  config.seq_length = config.max_position_embeddings = seq_length;
+  config.padded_vocab_size = vocabulary;
+  return config;
+}
+
+std::vector<char> ToHost(const Tensor& tensor) {
+  std::vector<char> bytes(tensor.bytes());
+  Device& device = DeviceOf(tensor.device);
+  device.CopyToHost({.device = tensor.device}, bytes.data(), tensor.data, bytes.size());
+  device.Synchronize({.device = tensor.device});
+  return bytes;
+}
+
+std::string Sha256(const std::vector<char>& bytes) {
+  unsigned char digest[SHA256_DIGEST_LENGTH];
+  SHA256(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(), digest);
+  std::string text;
+  for (unsigned char byte : digest) text += fmt::format("{:02x}", byte);
+  return text;
+}
+
+void ExpectMegatronsWeights(const GptConfig& config, const std::string& oracle_file) {
+  const nlohmann::json oracle = ReadJson(oracle_file);
+  const Context context = DeviceOf(DeviceType::kCuda).MakeContext(kWorkspace);
+  GptModel model(config, nullptr, context);
+  ParameterStore store(config.dtype, DeviceType::kCuda);
+  model.DeclareParameters(&store);
+  store.Allocate();
+  RngStreams streams(1234);
+  model.InitializeWeights(&store, &streams);
+  DeviceOf(DeviceType::kCuda).Synchronize(context);
+  ASSERT_EQ(store.parameters().size(), oracle.size());
+  for (const Parameter& parameter : store.parameters()) {
+    const std::string& name = parameter.spec.name;
+    ASSERT_TRUE(oracle.contains(name)) << name;
+    EXPECT_EQ(Sha256(ToHost(parameter.value)), oracle[name]["sha256"].get<std::string>()) << name;
+  }
+}
+
+TEST(CudaInitialWeights, Seed1EqualsMegatronLmToTheBit) {
+  MB_NEEDS_GPU();
+  ExpectMegatronsWeights(ReferenceConfig(2, 512, 32000), "seed1_init.json");
+}
+
+TEST(CudaInitialWeights, Seed2EqualsMegatronLmToTheBit) {
+  MB_NEEDS_GPU();
+  ExpectMegatronsWeights(ReferenceConfig(4, 1024, 1024), "seed2_dp2_init.json");
+}
+
+struct Outcome {
+  double loss = 0;
+  std::vector<std::string> names;
+  std::vector<std::vector<float>> gradients;
+};
+
+// Two training microbatches and an evaluation from the same weights.
+Outcome Run(const GptConfig& config, DeviceType type, int64_t b) {
+  const Context context = DeviceOf(type).MakeContext(kWorkspace);
+  GptModel model(config, nullptr, context);
+  ParameterStore store(config.dtype, type);
+  model.DeclareParameters(&store);
+  store.Allocate();
+  RngStreams streams(7);
+  model.InitializeWeights(&store, &streams);
+  if (type == DeviceType::kCuda) {  // A weight in 10^6 differs by a step: take the CPU's.
+    GptModel twin(config, nullptr);
+    ParameterStore from(config.dtype, DeviceType::kCpu);
+    twin.DeclareParameters(&from);
+    from.Allocate();
+    RngStreams again(7);
+    twin.InitializeWeights(&from, &again);
+    DeviceOf(type).CopyToDevice(context, store.values().data, from.values().data, from.values().bytes());
+    DeviceOf(type).Synchronize(context);
+  }
+  model.Prepare(store, static_cast<int>(b));
+  const int64_t s = config.seq_length;
+  std::vector<int32_t> tokens(b * s), labels(b * s), positions(b * s);
+  std::vector<float> mask(b * s, 1.0f);
+  std::mt19937 engine(3);
+  for (int64_t i = 0; i < b * s; ++i) {
+    tokens[i] = static_cast<int32_t>(engine() % static_cast<uint32_t>(config.padded_vocab_size));
+    labels[i] = static_cast<int32_t>(engine() % static_cast<uint32_t>(config.padded_vocab_size));
+    positions[i] = static_cast<int32_t>(i % s);
+    if (i % 11 == 0) mask[i] = 0.0f;
+  }
+  Outcome outcome;
+  for (int i = 0; i < 2; ++i) {
+    const auto sum = model.ForwardBackward(tokens.data(), labels.data(), mask.data(), positions.data(), 0.5f, &streams);
+    outcome.loss += sum.loss_sum / sum.tokens;
+  }
+  const auto sum = model.Evaluate(tokens.data(), labels.data(), mask.data(), positions.data());
+  outcome.loss += sum.loss_sum / sum.tokens;
+  for (const Parameter& parameter : store.parameters()) {
+    const std::vector<char> bytes = ToHost(parameter.main_grad);
+    outcome.names.push_back(parameter.spec.name);
+    outcome.gradients.emplace_back(parameter.main_grad.size());
+    std::memcpy(outcome.gradients.back().data(), bytes.data(), bytes.size());
+  }
+  return outcome;
+}
+
+// Gradients by the norm of the difference over the norm.
+void ExpectAgrees(const GptConfig& config, int64_t b, double loss_tolerance, double gradient_tolerance) {
+  const Outcome cpu = Run(config, DeviceType::kCpu, b), gpu = Run(config, DeviceType::kCuda, b);
+  EXPECT_NEAR(gpu.loss, cpu.loss, loss_tolerance);
+  for (size_t p = 0; p < cpu.names.size(); ++p) {
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < cpu.gradients[p].size(); ++i) {
+      const double d = gpu.gradients[p][i] - cpu.gradients[p][i];
+      difference += d * d;
+      norm += static_cast<double>(cpu.gradients[p][i]) * cpu.gradients[p][i];
+    }
+    EXPECT_LE(std::sqrt(difference), gradient_tolerance * std::sqrt(norm)) << cpu.names[p];
+  }
+}
+
+GptConfig TinyGpt() {
+  GptConfig config = ReferenceConfig(2, 64, 1000);
+  config.hidden_size = 128;
+  config.num_attention_heads = config.num_query_groups = 2;
+  config.ffn_hidden_size = 512;
+  config.hidden_dropout = config.attention_dropout = 0;
+  return config;
+}
+
+GptConfig TinyLlama() {
+  GptConfig config = TinyGpt();
+  config.num_attention_heads = 4;
+  config.num_query_groups = 2;
+  config.kv_channels = 64;
+  config.ffn_hidden_size = 352;
+  config.normalization = NormKind::kRmsNorm;
+  config.activation = ActivationKind::kSwiGlu;
+  config.position_embedding = PositionKind::kRope;
+  config.add_bias_linear = config.tied_embeddings = false;
+  return config;
+}
+
+TEST(CudaModelSmall, GptInFp32) {
+  MB_NEEDS_GPU();
+  GptConfig config = TinyGpt();
+  config.dtype = DType::kF32;
+  ExpectAgrees(config, 3, 1e-5, 2e-5);
+}
+
+TEST(CudaModelSmall, GptInFp32WithDropout) {
+  MB_NEEDS_GPU();
+  GptConfig config = TinyGpt();
+  config.dtype = DType::kF32;
+  config.hidden_dropout = config.attention_dropout = 0.1;
+  ExpectAgrees(config, 3, 1e-5, 2e-5);
+  config.bias_dropout_fusion = config.bias_activation_fusion = false;
+  ExpectAgrees(config, 2, 1e-5, 2e-5);
+}
+
+TEST(CudaModelSmall, LlamaInFp32) {
+  MB_NEEDS_GPU();
+  GptConfig config = TinyLlama();
+  config.dtype = DType::kF32;
+  ExpectAgrees(config, 2, 1e-5, 2e-5);
+  config.qk_layernorm = true;
+  config.attention_window = 17;
+  ExpectAgrees(config, 1, 1e-5, 2e-5);
+}
+
+TEST(CudaModelSmall, GptInBF16) {
+  MB_NEEDS_GPU();
+  ExpectAgrees(TinyGpt(), 3, 1e-3, 2e-2);
+}
+
+TEST(CudaModelSmall, LlamaInBF16) {
+  MB_NEEDS_GPU();
+  ExpectAgrees(TinyLlama(), 2, 1e-3, 2e-2);
+}
+
+}  // namespace
+}  // namespace mbridge
