@@ -11,6 +11,7 @@
 #include "engine/core/arena.h"
 #include "engine/core/device.h"
 #include "engine/core/parameter.h"
+#include "engine/model/microbatch_inputs.h"
 #include "engine/model/output_head.h"
 #include "engine/model/rotary_tables.h"
 #include "engine/model/transformer_layer.h"
@@ -18,17 +19,14 @@
 #include "engine/ops/convert.h"
 #include "engine/ops/dropout.h"
 #include "engine/ops/embedding.h"
+#include "engine/ops/embedding_places.h"
 #include "engine/ops/gemm.h"
 #include "engine/ops/gradient_sums.h"
+#include "engine/ops/loss_sum.h"
 #include "engine/ops/scale.h"
 
 namespace mbridge {
 namespace {
-
-// A tensor view of the caller's array.
-template <class T> Tensor ViewOf(const T* data, int64_t b, int64_t s) {
-  return {const_cast<T*>(data), kDTypeOf<T>, DeviceType::kCpu, {b, s}};
-}
 
 void CheckIds(const char* what, const int32_t* ids, int64_t count, int64_t end) {
   const auto bad = std::find_if(ids, ids + count, [end](int32_t id) { return id < 0 || id >= end; });
@@ -46,11 +44,12 @@ struct Activations {
   Tensor normed;                                      // [stream length, b, h]: input of the output layer.
   Tensor gradient;                                    // [stream length, b, h]: of the residual stream.
   Tensor whole_sequence;                              // [s, b, h], with sequence parallelism.
-  Tensor local_tokens;                                // I32 [b, s]: places in this rank's words, -1: another rank's.
+  Tensor local_tokens, local_labels;                  // I32 [b, s]: places in this rank's words, -1: another rank's.
   Tensor stream_rows, stream_positions;               // I32 [b, stream length]: places in the stream, position ids.
   Tensor touched_words, touched_positions, gathered;  // Of EmbeddingBackward.
   Tensor rotary_cosine, rotary_sine;                  // [s, RotaryWidth / 2], with rotary positions.
   Tensor rotary_local_cosine, rotary_local_sine;      // The same, with rotary_base_local.
+  Tensor loss_totals;                                 // F64 [2]: sums of loss * mask and of the mask since they were taken.
   LayerScratch layer_scratch;
   OutputHeadScratch head;
 
@@ -75,6 +74,7 @@ struct Activations {
     if (step.tensor_parallel.sequence_parallel) a.whole_sequence = arena->Allocate(step.storage, {s, b, h});
     if (step.tensor_parallel.size() > 1) {
       a.local_tokens = arena->Allocate(DType::kI32, {b, s});
+      a.local_labels = arena->Allocate(DType::kI32, {b, s});
       a.stream_rows = arena->Allocate(DType::kI32, {b, step.stream_length()});
       a.stream_positions = arena->Allocate(DType::kI32, {b, step.stream_length()});
     }
@@ -89,6 +89,7 @@ struct Activations {
       }
     }
     a.gathered = arena->Allocate(DType::kF32, {s * b, h});
+    a.loss_totals = arena->Allocate(DType::kF64, {2});
     a.layer_scratch = LayerScratch::Allocate(arena, step, omp_get_max_threads());
     a.head = OutputHeadScratch::Allocate(arena, step);
     return a;
@@ -110,15 +111,8 @@ struct GptModel::Impl {
   Weights weights;
   Arena arena = Arena::Planning();
   Activations activations;
+  MicrobatchInputs inputs;
   int64_t micro_batch_size = 0;
-
-  // Microbatch inputs.
-  struct Batch {
-    const int32_t* tokens;
-    const int32_t* labels;
-    const float* loss_mask;
-    const int32_t* position_ids;
-  };
 
   // How a parameter is split over the tensor-parallel ranks.
   struct Split {
@@ -231,13 +225,14 @@ struct GptModel::Impl {
   }
 
   void ScaleEmbeddings(const Step& step, const Tensor& x) const;
-  void Embed(const Step& step, const Batch& batch);
-  void EmbedBackward(const Step& step, const Batch& batch);
-  void Forward(const Step& step, const Batch& batch);
-  void Backward(const Step& step, const Batch& batch);
-  LossSum SetTargets(const Step& step, const Batch& batch, float grad_scale);
-  LossSum SumLosses(const Batch& batch, LossSum sum) const;
-  void CheckBatch(const Batch& batch) const;
+  void Embed(const Step& step, const DeviceMicrobatch& batch);
+  void EmbedBackward(const Step& step, const DeviceMicrobatch& batch);
+  void Forward(const Step& step, const DeviceMicrobatch& batch);
+  void Backward(const Step& step, const DeviceMicrobatch& batch);
+  // From the batch to its loss, which joins loss_totals; `grad_scale` 0 in evaluation.
+  DeviceMicrobatch ForwardToLoss(const Step& step, const HostMicrobatch& host, float grad_scale);
+  void FillTable(const GptConfig& table_config, const Tensor& cosine, const Tensor& sine) const;
+  void CheckBatch(const HostMicrobatch& batch) const;
 };
 
 // Embeddings after their dropout, or their gradient, times embedding_multiplier.
@@ -250,45 +245,35 @@ void GptModel::Impl::ScaleEmbeddings(const Step& step, const Tensor& x) const {
 }
 
 // The layers' input. With several ranks each looks up its own words; their sum gets positions and dropout.
-void GptModel::Impl::Embed(const Step& step, const Batch& batch) {
+void GptModel::Impl::Embed(const Step& step, const DeviceMicrobatch& batch) {
   Activations& a = activations;
-  const int64_t b = step.micro_batch_size, s = step.seq_length, length = step.stream_length();
+  const int64_t b = step.micro_batch_size, length = step.stream_length();
   Tensor keep;
   if (step.training() && config.hidden_dropout > 0.0) {
     keep = a.embedding_keep;
-    EagerDropoutMask(step.hidden_dropout_stream(), step.streams->sm_count, config.hidden_dropout,
-                     static_cast<int>(SizeOf(step.precision)), {keep.as<uint8_t>(), static_cast<size_t>(keep.size())});
+    DrawEagerMask(step, step.hidden_dropout_stream(), config.hidden_dropout, keep);
   }
   const Tensor& words = weights.value(word_table);
   const Tensor positions = position_table < 0 ? Tensor() : weights.value(position_table), stream = a.layers[0].input;
   if (step.tensor_parallel.size() == 1) {
-    EmbeddingForward(step.context, ViewOf(batch.tokens, b, s), ViewOf(batch.position_ids, b, s), words, positions, keep,
-                     config.hidden_dropout, step.precision, stream);
+    EmbeddingForward(step.context, batch.tokens, batch.position_ids, words, positions, keep, config.hidden_dropout,
+                     step.precision, stream);
     return;
   }
-  const int64_t first_word = step.tensor_parallel.rank() * share.padded_vocab_size;
-  std::transform(batch.tokens, batch.tokens + b * s, a.local_tokens.as<int32_t>(), [&](int32_t token) {
-    const int64_t place = token - first_word;
-    return static_cast<int32_t>(place >= 0 && place < share.padded_vocab_size ? place : -1);
-  });
+  const int64_t vocabulary = share.padded_vocab_size;
+  LocalPlaces(step.context, batch.tokens, step.tensor_parallel.rank() * vocabulary, vocabulary, a.local_tokens);
   const Tensor partial = PartialSum(step, stream);
   EmbeddingForward(step.context, a.local_tokens, {}, words, {}, {}, 0.0, step.precision, partial);
   SumPartial(step, partial, stream);
   if (positions.empty() && keep.empty()) return;
   const int64_t first_row = step.tensor_parallel.sequence_parallel ? step.tensor_parallel.rank() * length : 0;
-  int32_t *rows = a.stream_rows.as<int32_t>(), *places = a.stream_positions.as<int32_t>();
-  for (int64_t i = 0; i < b; ++i) {
-    for (int64_t j = 0; j < length; ++j) {
-      rows[i * length + j] = static_cast<int32_t>(j * b + i);
-      if (!positions.empty()) places[i * length + j] = batch.position_ids[i * s + first_row + j];
-    }
-  }
+  StreamPlaces(step.context, batch.position_ids, first_row, a.stream_rows, a.stream_positions);
   EmbeddingForward(step.context, a.stream_rows, a.stream_positions, stream.View({length * b, config.hidden_size}), positions,
                    keep, config.hidden_dropout, step.precision, stream);
 }
 
 // Embedding, layers, final norm.
-void GptModel::Impl::Forward(const Step& step, const Batch& batch) {
+void GptModel::Impl::Forward(const Step& step, const DeviceMicrobatch& batch) {
   Activations& a = activations;
   Embed(step, batch);
   ScaleEmbeddings(step, a.layers[0].input);
@@ -300,7 +285,7 @@ void GptModel::Impl::Forward(const Step& step, const Batch& batch) {
 }
 
 // From the output head's gradients to the embedding's.
-void GptModel::Impl::Backward(const Step& step, const Batch& batch) {
+void GptModel::Impl::Backward(const Step& step, const DeviceMicrobatch& batch) {
   Activations& a = activations;
   const Tensor head_grad = PartialSum(step, a.gradient);
   Convert(step.context, a.head.input_grad.View(head_grad.shape), step.precision, head_grad);
@@ -314,57 +299,51 @@ void GptModel::Impl::Backward(const Step& step, const Batch& batch) {
     Dropout(step.context, a.gradient, a.embedding_keep, config.hidden_dropout, step.precision, a.gradient);
   }
   EmbedBackward(step, batch);
-  AddGradient(step.context, a.head.weight_grad, step.precision, weights.main_grad(output_table));
+  if (!step.fuse_gradients()) AddGradient(step.context, a.head.weight_grad, step.precision, weights.main_grad(output_table));
 }
 
 // From a.gradient to the tables' gradients; those of tied words join the output layer's.
-void GptModel::Impl::EmbedBackward(const Step& step, const Batch& batch) {
+void GptModel::Impl::EmbedBackward(const Step& step, const DeviceMicrobatch& batch) {
   Activations& a = activations;
-  const int64_t b = step.micro_batch_size, s = step.seq_length;
   const Tensor gradient = GatherSequence(step, a.gradient);
   if (position_table >= 0) {
-    EmbeddingBackward(step.context, ViewOf(batch.position_ids, b, s), gradient, step.precision, EmbeddingSum::kMainGradient,
+    EmbeddingBackward(step.context, batch.position_ids, gradient, step.precision, EmbeddingSum::kMainGradient,
                       weights.main_grad(position_table), a.touched_positions, a.gathered);
   }
-  const Tensor ids = a.local_tokens.empty() ? ViewOf(batch.tokens, b, s) : a.local_tokens;
-  if (config.tied_embeddings) {
-    EmbeddingBackward(step.context, ids, gradient, step.precision, EmbeddingSum::kTiedGradient, a.head.weight_grad,
-                      a.touched_words, a.gathered);
-  } else {
-    EmbeddingBackward(step.context, ids, gradient, step.precision, EmbeddingSum::kMainGradient, weights.main_grad(word_table),
-                      a.touched_words, a.gathered);
-  }
+  const bool join = config.tied_embeddings && !step.fuse_gradients();
+  EmbeddingBackward(step.context, a.local_tokens.empty() ? batch.tokens : a.local_tokens, gradient, step.precision,
+                    join ? EmbeddingSum::kTiedGradient : EmbeddingSum::kMainGradient,
+                    join ? a.head.weight_grad : weights.main_grad(word_table), a.touched_words, a.gathered);
 }
 
-// Labels and per-token gradient weights in sequence-first order; the sum of the mask.
-GptModel::LossSum GptModel::Impl::SetTargets(const Step& step, const Batch& batch, float grad_scale) {
-  const int64_t b = step.micro_batch_size, s = step.seq_length;
-  LossSum sum;
-  for (int64_t i = 0; i < b * s; ++i) sum.tokens += batch.loss_mask[i];
-  const float per_token = grad_scale / static_cast<float>(std::max(sum.tokens, 1.0));
-  int32_t* labels = activations.head.labels.as<int32_t>();
-  float* weight = activations.head.weight.as<float>();
-  const auto first_word = static_cast<int32_t>(step.tensor_parallel.rank() * share.padded_vocab_size);
-  for (int64_t i = 0; i < b; ++i) {
-    for (int64_t j = 0; j < s; ++j) {
-      labels[j * b + i] = batch.labels[i * s + j] - first_word;
-      weight[j * b + i] = batch.loss_mask[i * s + j] * per_token;
-    }
+DeviceMicrobatch GptModel::Impl::ForwardToLoss(const Step& step, const HostMicrobatch& host, float grad_scale) {
+  Activations& a = activations;
+  const DeviceMicrobatch batch = inputs.Upload(host);
+  Tensor labels = batch.labels;
+  if (step.tensor_parallel.size() > 1) {
+    labels = a.local_labels;
+    LocalPlaces(step.context, batch.labels, step.tensor_parallel.rank() * share.padded_vocab_size, share.padded_vocab_size, labels);
   }
-  return sum;
+  SetTargets(step.context, labels, batch.loss_mask, grad_scale, a.head.labels, a.head.weight);
+  Forward(step, batch);
+  OutputHeadRun(step, GatherSequence(step, a.normed), weights.value(output_table),
+                step.fuse_gradients() ? weights.main_grad(output_table) : a.head.weight_grad, a.head);
+  AddLossSums(step.context, a.head.loss, batch.loss_mask, a.loss_totals);
+  return batch;
 }
 
-GptModel::LossSum GptModel::Impl::SumLosses(const Batch& batch, LossSum sum) const {
-  const int64_t b = micro_batch_size, s = config.seq_length;
-  const float* loss = activations.head.loss.as<float>();
-  for (int64_t i = 0; i < b; ++i) {
-    for (int64_t j = 0; j < s; ++j) sum.loss_sum += static_cast<double>(loss[j * b + i] * batch.loss_mask[i * s + j]);
-  }
-  sum.loss_sum = static_cast<float>(sum.loss_sum);  // Megatron-LM's sum is an fp32 number.
-  return sum;
+void GptModel::Impl::FillTable(const GptConfig& table_config, const Tensor& cosine, const Tensor& sine) const {
+  std::vector<float> host(static_cast<size_t>(2 * cosine.size()));
+  const Tensor host_cosine{host.data(), DType::kF32, DeviceType::kCpu, cosine.shape};
+  const Tensor host_sine{host.data() + cosine.size(), DType::kF32, DeviceType::kCpu, sine.shape};
+  FillRotaryTables(table_config, host_cosine, host_sine);
+  Device& device = DeviceOf(context.device);
+  device.CopyToDevice(context, cosine.data, host_cosine.data, cosine.bytes());
+  device.CopyToDevice(context, sine.data, host_sine.data, sine.bytes());
+  device.Synchronize(context);
 }
 
-void GptModel::Impl::CheckBatch(const Batch& batch) const {
+void GptModel::Impl::CheckBatch(const HostMicrobatch& batch) const {
   if (micro_batch_size == 0) ThrowEngineError("the model ran before Prepare");
   const int64_t count = micro_batch_size * config.seq_length;
   CheckIds("token id", batch.tokens, count, config.padded_vocab_size);
@@ -420,7 +399,7 @@ void GptModel::InitializeWeights(ParameterStore* store, RngStreams* streams) {
     std::stable_sort(begin, end, [&](int a, int b) { return rules[a].turn < rules[b].turn; });
     begin = end;
   }
-  for (const int i : order) InitializeParameter(rules[i], (*store)[i].value, streams);
+  for (const int i : order) InitializeParameter(impl_->context, rules[i], (*store)[i].value, streams);
 }
 
 void GptModel::Prepare(const ParameterStore& store, int micro_batch_size) {
@@ -432,14 +411,19 @@ void GptModel::Prepare(const ParameterStore& store, int micro_batch_size) {
   Activations::Allocate(&plan, m.StepFor(nullptr));
   m.arena = Arena(plan.peak(), m.context.device);
   m.activations = Activations::Allocate(&m.arena, m.StepFor(nullptr));
-  if (!m.activations.rotary_cosine.empty()) {
-    FillRotaryTables(m.config, m.activations.rotary_cosine, m.activations.rotary_sine);
+  m.inputs = MicrobatchInputs(m.context, micro_batch_size, m.config.seq_length);
+  Activations& a = m.activations;
+  if (!a.rotary_cosine.empty()) {
+    m.FillTable(m.config, a.rotary_cosine, a.rotary_sine);
     if (m.config.rotary_base_local > 0) {
-      FillRotaryTables(LocalRotaryConfig(m.config), m.activations.rotary_local_cosine, m.activations.rotary_local_sine);
+      m.FillTable(LocalRotaryConfig(m.config), a.rotary_local_cosine, a.rotary_local_sine);
     }
   }
-  for (const Tensor& touched : {m.activations.touched_words, m.activations.touched_positions}) {
-    std::fill_n(touched.as<int32_t>(), touched.size(), -1);
+  DeviceOf(m.context.device).Zero(m.context, a.loss_totals.data, a.loss_totals.bytes());
+  if (m.context.device == DeviceType::kCpu) {
+    for (const Tensor& touched : {a.touched_words, a.touched_positions}) {
+      std::fill_n(touched.as<int32_t>(), touched.size(), -1);
+    }
   }
   for (const LayerRecord& layer : m.activations.layers) {
     for (const Tensor& sum : {layer.moe.load, layer.moe.balance_loss}) {
@@ -463,39 +447,49 @@ void GptModel::UpdateExpertBiases(Communicator* data_parallel) {
 
 void GptModel::OnWeightsChanged() { impl_->weights.Refresh(); }
 
-GptModel::LossSum GptModel::ForwardBackward(const int32_t* tokens, const int32_t* labels, const float* loss_mask,
-                                            const int32_t* position_ids, float grad_scale, RngStreams* streams) {
+void GptModel::AddForwardBackward(const HostMicrobatch& batch, float grad_scale, RngStreams* streams) {
   Impl& m = *impl_;
-  const Impl::Batch batch{tokens, labels, loss_mask, position_ids};
   m.CheckBatch(batch);
   if (streams == nullptr) ThrowEngineError("training without random streams");
   Step step = m.StepFor(streams);
   step.grad_scale = grad_scale;
-  const LossSum sum = m.SetTargets(step, batch, grad_scale);
-  m.Forward(step, batch);
-  OutputHeadRun(step, GatherSequence(step, m.activations.normed), m.weights.value(m.output_table), m.activations.head);
-  m.Backward(step, batch);
-  return m.SumLosses(batch, sum);
+  m.Backward(step, m.ForwardToLoss(step, batch, grad_scale));
+}
+
+void GptModel::AddEvaluation(const HostMicrobatch& batch) {
+  impl_->CheckBatch(batch);
+  impl_->ForwardToLoss(impl_->StepFor(nullptr), batch, 0.0f);
+}
+
+GptModel::LossSum GptModel::TakeLossSum() {
+  const Context& context = impl_->context;
+  const Tensor& totals = impl_->activations.loss_totals;
+  Device& device = DeviceOf(context.device);
+  double host[2] = {0, 0};
+  device.CopyToHost(context, host, totals.data, sizeof(host));
+  device.Zero(context, totals.data, totals.bytes());
+  device.Synchronize(context);
+  return {host[0], host[1]};
+}
+
+GptModel::LossSum GptModel::ForwardBackward(const int32_t* tokens, const int32_t* labels, const float* loss_mask,
+                                            const int32_t* position_ids, float grad_scale, RngStreams* streams) {
+  AddForwardBackward({tokens, labels, loss_mask, position_ids}, grad_scale, streams);
+  return TakeLossSum();
 }
 
 GptModel::LossSum GptModel::Evaluate(const int32_t* tokens, const int32_t* labels, const float* loss_mask,
                                      const int32_t* position_ids) {
-  Impl& m = *impl_;
-  const Impl::Batch batch{tokens, labels, loss_mask, position_ids};
-  m.CheckBatch(batch);
-  const Step step = m.StepFor(nullptr);
-  const LossSum sum = m.SetTargets(step, batch, 0.0f);
-  m.Forward(step, batch);
-  OutputHeadRun(step, GatherSequence(step, m.activations.normed), m.weights.value(m.output_table), m.activations.head);
-  return m.SumLosses(batch, sum);
+  AddEvaluation({tokens, labels, loss_mask, position_ids});
+  return TakeLossSum();
 }
 
 void GptModel::Logits(const int32_t* tokens, const int32_t* position_ids, const Tensor& logits) {
   Impl& m = *impl_;
-  const Impl::Batch batch{.tokens = tokens, .labels = nullptr, .loss_mask = nullptr, .position_ids = position_ids};
+  const HostMicrobatch batch{.tokens = tokens, .position_ids = position_ids};
   m.CheckBatch(batch);
   const Step step = m.StepFor(nullptr);
-  m.Forward(step, batch);
+  m.Forward(step, m.inputs.Upload(batch));
   Gemm(step.context, AsMatrix(GatherSequence(step, m.activations.normed)), AsMatrix(m.weights.value(m.output_table)),
        AsMatrix(logits), {.transpose_b = true});
   Convert(step.context, logits, step.precision, logits);

@@ -13,6 +13,7 @@
 #include "engine/core/op.h"
 #include "engine/core/torch_random.h"
 #include "engine/model/gpt_config.h"
+#include "engine/model/microbatch_inputs.h"
 
 namespace mbridge {
 
@@ -47,10 +48,17 @@ class GptModel {
     double tokens = 0;    // Sum of the mask.
   };
 
-  // One training microbatch; arrays are [micro_batch_size, seq_length], row-major. Token ids must lie in the padded vocabulary
-  // and position ids in the position table (else REASON_DATA_ERROR). Adds to every main_grad the gradient of grad_scale *
-  // loss_sum / max(tokens, 1): grad_scale is 1 / number of microbatches, times the loss scale. Draws dropout masks from `streams`
-  // in Megatron-LM's order.
+  // One training microbatch. Token ids must lie in the padded vocabulary and position ids in the position table (else
+  // REASON_DATA_ERROR). Adds to every main_grad the gradient of grad_scale * loss_sum / max(tokens, 1): grad_scale is 1 / number
+  // of microbatches, times the loss scale. Draws dropout masks from `streams` in Megatron-LM's order. The losses join those that
+  // TakeLossSum returns. On a GPU the work is enqueued; the arrays may change when the call returns.
+  void AddForwardBackward(const HostMicrobatch& batch, float grad_scale, RngStreams* streams);
+  // The loss of a microbatch without dropout and gradients joins the others; draws nothing.
+  void AddEvaluation(const HostMicrobatch& batch);
+  // The sums over all microbatches since the last call; waits for the GPU.
+  LossSum TakeLossSum();
+
+  // AddForwardBackward and AddEvaluation of one microbatch with its own sum.
   LossSum ForwardBackward(const int32_t* tokens, const int32_t* labels, const float* loss_mask, const int32_t* position_ids,
                           float grad_scale, RngStreams* streams);
 
@@ -58,7 +66,6 @@ class GptModel {
   // Once an iteration, on every rank.
   void UpdateExpertBiases(Communicator* data_parallel);
 
-  // The same loss without dropout and gradients; draws nothing.
   LossSum Evaluate(const int32_t* tokens, const int32_t* labels, const float* loss_mask, const int32_t* position_ids);
 
   // logits [s, b, padded vocabulary / ranks] F32 of one microbatch without dropout, rounded to the model dtype: of this rank's

@@ -21,6 +21,11 @@ void Linear::Backward(const Step& step, const Weights& weights, const Tensor& dy
   if (split == LinearSplit::kColumns) SumPartial(step, d_input, dx);
   // The input is gathered again rather than kept: that memory would grow with the layers.
   const Tensor input = split == LinearSplit::kColumns ? GatherSequence(step, x) : x;
+  if (step.fuse_gradients()) {
+    Gemm(step.context, AsMatrix(d_output), AsMatrix(input), AsMatrix(weights.main_grad(weight)),
+         {.transpose_a = true, .accumulate = true});
+    return;
+  }
   const Tensor grad = Tensor{scratch.data, DType::kF32, scratch.device, w.shape};
   Gemm(step.context, AsMatrix(d_output), AsMatrix(input), AsMatrix(grad), {.transpose_a = true});
   AddGradient(step.context, grad, step.precision, weights.main_grad(weight));

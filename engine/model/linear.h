@@ -21,7 +21,8 @@ struct Linear {
   // y [rows, out]: unrounded if storage is F32.
   void Forward(const Step& step, const Weights& weights, const Tensor& x, const Tensor& y) const;
   // dx = dy W, unrounded if storage is F32, summed over the ranks if columns are split; adds round(dy^T x) to the weight's main
-  // gradient. `scratch` F32, at least out * in.
+  // gradient. `scratch` F32,
+  // at least out * in, is not used with fused gradients.
   void Backward(const Step& step, const Weights& weights, const Tensor& dy, const Tensor& x, const Tensor& dx,
                 const Tensor& scratch) const;
 };

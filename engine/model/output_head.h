@@ -18,8 +18,8 @@ struct OutputHeadScratch {
   Tensor largest;           // F32 [block]: maximum over the ranks, with several.
   Tensor tile;              // [block, tile columns and padding], storage.
   Tensor logits;            // [block, V], model dtype; V is this rank's part of the vocabulary.
-  Tensor input_grad;        // F32 [tokens, h].
-  Tensor weight_grad;       // F32 [V, h].
+  Tensor input_grad;        // [tokens, h]: F32, on a GPU storage.
+  Tensor weight_grad;       // F32 [V, h]; empty with fused gradients.
   Tensor labels;            // I32 [tokens], sequence-first, counted from this rank's first word.
   Tensor weight;            // F32 [tokens]: gradient of the objective for each token's loss.
   Tensor loss;              // F32 [tokens].
@@ -28,7 +28,9 @@ struct OutputHeadScratch {
 };
 
 // scratch.loss, equal on all ranks, from hidden [s, b, h], scratch.labels and table [V, h]. In training also scratch.input_grad
-// (of this rank's words) and scratch.weight_grad (both unrounded), from scratch.weight.
-void OutputHeadRun(const Step& step, const Tensor& hidden, const Tensor& table, const OutputHeadScratch& scratch);
+// (of this rank's words) and the table's gradient (both unrounded), from scratch.weight. `table_grad` F32 [V, h]: with fused
+// gradients the main gradient, which is added to; else scratch.weight_grad, which is overwritten.
+void OutputHeadRun(const Step& step, const Tensor& hidden, const Tensor& table, const Tensor& table_grad,
+                   const OutputHeadScratch& scratch);
 
 }  // namespace mbridge

@@ -22,6 +22,9 @@ struct Step {
   RngStreams* streams = nullptr;  // Null in evaluation: no dropout, nothing is kept for backward.
 
   bool training() const { return streams != nullptr; }
+  // Weight gradients go from the matrix product into the fp32 main gradients, without a rounding to the model dtype in between
+  // (Megatron-LM's gradient_accumulation_fusion): one pass over memory less, so always on a GPU.
+  bool fuse_gradients() const { return context.device != DeviceType::kCpu; }
   // Rows of the residual stream on this rank: [stream_length(), b, h].
   int64_t stream_length() const { return tensor_parallel.StreamLength(seq_length); }
   // Where the hidden dropouts draw from. Ranks that hold the same rows draw the same mask.
@@ -29,5 +32,8 @@ struct Step {
     return tensor_parallel.sequence_parallel ? &streams->model_parallel : &streams->default_stream;
   }
 };
+
+// Draws the keep mask of an eager dropout and advances the stream.
+void DrawEagerMask(const Step& step, PhiloxStream* stream, double p, const Tensor& keep);
 
 }  // namespace mbridge

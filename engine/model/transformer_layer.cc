@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <span>
 
 #include "engine/ops/bias_add.h"
 #include "engine/ops/bias_gelu.h"
 #include "engine/ops/convert.h"
 #include "engine/ops/dropout.h"
+#include "engine/ops/dropout_mask.h"
 #include "engine/ops/geglu.h"
 #include "engine/ops/gradient_sums.h"
 #include "engine/ops/rms_norm.h"
@@ -34,17 +34,15 @@ GeluKind GeluKindOf(const GptConfig& c) {
 }
 SwiGluKind SwiGluKindOf(const GptConfig& c) { return c.bias_activation_fusion ? SwiGluKind::kFused : SwiGluKind::kEager; }
 
-std::span<uint8_t> BytesOf(const Tensor& keep) { return {keep.as<uint8_t>(), static_cast<size_t>(keep.size())}; }
-
 // The mask of a hidden dropout; empty where there is none.
 Tensor DrawHiddenMask(const Step& step, const Tensor& keep) {
   const GptConfig& c = *step.config;
   if (!step.training() || c.hidden_dropout == 0.0) return {};
   PhiloxStream* stream = step.hidden_dropout_stream();
   if (c.bias_dropout_fusion) {
-    CompiledDropoutMask(DrawCompiledSeed(stream), c.hidden_dropout, BytesOf(keep));
+    DrawCompiledDropoutMask(step.context, DrawCompiledSeed(stream), c.hidden_dropout, keep);
   } else {
-    EagerDropoutMask(stream, step.streams->sm_count, c.hidden_dropout, static_cast<int>(SizeOf(step.precision)), BytesOf(keep));
+    DrawEagerMask(step, stream, c.hidden_dropout, keep);
   }
   return keep;
 }
@@ -52,8 +50,7 @@ Tensor DrawHiddenMask(const Step& step, const Tensor& keep) {
 Tensor DrawAttentionMask(const Step& step, const Tensor& keep) {
   const GptConfig& c = *step.config;
   if (!step.training() || c.attention_dropout == 0.0) return {};
-  EagerDropoutMask(&step.streams->model_parallel, step.streams->sm_count, c.attention_dropout,
-                   static_cast<int>(SizeOf(step.precision)), BytesOf(keep));
+  DrawEagerMask(step, &step.streams->model_parallel, c.attention_dropout, keep);
   return keep;
 }
 
@@ -258,6 +255,11 @@ void AttentionBlockBackward(const Step& step, const LayerParameters& p, const We
 
 }  // namespace
 
+void DrawEagerMask(const Step& step, PhiloxStream* stream, double p, const Tensor& keep) {
+  DrawEagerDropoutMask(step.context, *stream, step.streams->sm_count, p, static_cast<int>(SizeOf(step.precision)), keep);
+  stream->offset += CudaDrawAdvance(keep.size(), step.streams->sm_count);
+}
+
 AttentionOptions AttentionOptionsOf(const Step& step, int64_t layer) {
   const GptConfig& c = *step.config;
   const double scale = c.softmax_scale > 0 ? c.softmax_scale : 1.0 / std::sqrt(static_cast<double>(c.kv_channels));
@@ -327,9 +329,10 @@ LayerScratch LayerScratch::Allocate(Arena* arena, const Step& step, int threads)
   scratch.d_qkv = activation(LayoutOf(c).width());
   scratch.d_activated = scratch.d_fc1 = activation(c.ffn_hidden_size);
   if (Fc1Width(c) != c.ffn_hidden_size) scratch.d_fc1 = activation(Fc1Width(c));
-  scratch.weight_grad =
+  if (!step.fuse_gradients())
+    scratch.weight_grad =
       arena->Allocate(DType::kF32, {std::max({LayoutOf(c).width(), Fc1Width(c), QueryWidth(c)}) * c.hidden_size});
-  scratch.attention = arena->Allocate(DType::kU8, {AttentionWorkspaceBytes(AttentionOptionsOf(step, 0), step.storage, threads)});
+  scratch.attention = arena->Allocate(DType::kU8, {AttentionWorkspaceBytes(AttentionOptionsOf(step, 0), step.storage, threads, step.context.device)});
   if (c.num_moe_experts > 0) scratch.moe = MoeScratch::Allocate(arena, step);
   return scratch;
 }

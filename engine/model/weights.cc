@@ -2,25 +2,29 @@
 
 #include <algorithm>
 
+#include "engine/core/device.h"
 #include "engine/ops/convert.h"
+#include "engine/ops/normal_init.h"
 
 namespace mbridge {
 
-void InitializeParameter(const InitRule& rule, const Tensor& value, RngStreams* streams) {
-  std::vector<float> draws(value.size());
-  switch (rule.kind) {
-    case InitRule::Kind::kConstant: std::fill(draws.begin(), draws.end(), rule.value); break;
-    case InitRule::Kind::kModelParallelNormal:
-      CudaNormal(&streams->model_parallel, streams->sm_count, 0.0f, rule.value, draws);
-      break;
-    case InitRule::Kind::kExpertNormal: CudaNormal(&streams->expert_parallel, streams->sm_count, 0.0f, rule.value, draws); break;
-    case InitRule::Kind::kCpuNormal: streams->cpu.Normal(0.0f, rule.value, draws); break;
-    case InitRule::Kind::kCpuEmbedding:
-      streams->cpu.SkipNormal(value.size());
-      streams->cpu.Normal(0.0f, rule.value, draws);
-      break;
+void InitializeParameter(const Context& context, const InitRule& rule, const Tensor& value, RngStreams* streams) {
+  using Kind = InitRule::Kind;
+  if (rule.kind == Kind::kModelParallelNormal || rule.kind == Kind::kExpertNormal) {
+    PhiloxStream* stream = rule.kind == Kind::kExpertNormal ? &streams->expert_parallel : &streams->model_parallel;
+    DrawNormal(context, *stream, streams->sm_count, 0.0f, rule.value, value);
+    stream->offset += CudaDrawAdvance(value.size(), streams->sm_count);
+    return;
   }
-  Convert({}, {draws.data(), DType::kF32, DeviceType::kCpu, value.shape}, value.dtype, value);
+  std::vector<float> draws(value.size(), rule.value);
+  if (rule.kind == Kind::kCpuEmbedding) streams->cpu.SkipNormal(value.size());
+  if (rule.kind != Kind::kConstant) streams->cpu.Normal(0.0f, rule.value, draws);
+  std::vector<char> rounded(value.bytes());
+  Convert({}, {draws.data(), DType::kF32, DeviceType::kCpu, value.shape}, value.dtype,
+          {rounded.data(), value.dtype, DeviceType::kCpu, value.shape});
+  Device& device = DeviceOf(context.device);
+  device.CopyToDevice(context, value.data, rounded.data(), rounded.size());
+  device.Synchronize(context);
 }
 
 Weights::Weights(const ParameterStore* store, DType storage) : store_(store) {

@@ -24,8 +24,8 @@ struct InitRule {
   int64_t turn = 0;  // Neighbouring parameters of one kind are drawn in this order; equal turns in that of declaration.
 };
 
-// Draws a parameter in fp32 and rounds it to its dtype.
-void InitializeParameter(const InitRule& rule, const Tensor& value, RngStreams* streams);
+// Draws a parameter in fp32 and rounds it to its dtype, on the context's device.
+void InitializeParameter(const Context& context, const InitRule& rule, const Tensor& value, RngStreams* streams);
 
 // Views of the parameters in the storage dtype: the parameters themselves where that is their dtype, else one F32 copy of the
 // whole value buffer. What is not trainable stays F32.

@@ -9,10 +9,18 @@
 #include "engine/train/throw_status.h"
 
 namespace mbridge {
+namespace {
+
+HostMicrobatch ViewOf(const Batch& batch) {
+  return {batch.tokens.data(), batch.labels.data(), batch.loss_mask.data(), batch.position_ids.data()};
+}
+
+}  // namespace
 
 Trainer::Trainer(const TrainingPlan& plan, const Context& context, const RunIdentity& identity, Communicator* world,
                  EventSink* sink, const std::atomic<bool>* stop)
     : plan_(plan),
+      context_(context),
       identity_(identity),
       world_(world),
       sink_(sink),
@@ -77,22 +85,18 @@ v1::RankResult Trainer::Run() {
 }
 
 IterationResult Trainer::TrainIteration() {
-  state_.parameters().ZeroGradients();
+  state_.parameters().ZeroGradients(context_);
   const float loss_scale = state_.optimizer().loss_scaler().scale();
   const float grad_scale = loss_scale / static_cast<float>(plan_.microbatches);
-  double loss_sum = 0, tokens = 0;
   for (int64_t i = 0; i < plan_.microbatches; ++i) {
     if (!train_loader_->Next(&batch_)) {
       throw EngineError(v1::REASON_DATA_ERROR, fmt::format("the training data end after {} samples", train_loader_->consumed()));
     }
-    const GptModel::LossSum sum =
-        state_.model().ForwardBackward(batch_.tokens.data(), batch_.labels.data(), batch_.loss_mask.data(),
-                                       batch_.position_ids.data(), grad_scale, &state_.rng());
-    loss_sum += sum.loss_sum;
-    tokens += sum.tokens;
+    state_.model().AddForwardBackward(ViewOf(batch_), grad_scale, &state_.rng());
   }
+  const GptModel::LossSum sum = state_.model().TakeLossSum();
   // Tensor-parallel ranks have equal sums: they change neither quotient nor wish.
-  double totals[3] = {loss_sum, tokens, stop_->load() ? 1.0 : 0.0};
+  double totals[3] = {sum.loss_sum, sum.tokens, stop_->load() ? 1.0 : 0.0};
   world_->AllReduce({totals, DType::kF64, DeviceType::kCpu, {3}}, ReduceOp::kSum);
 
   IterationResult result;
@@ -142,16 +146,14 @@ void Trainer::Evaluate(const Dataset* dataset, int64_t* consumed, v1::MetricKind
   if (dataset == nullptr) return;
   MicrobatchLoader loader(dataset, *consumed, static_cast<int>(plan_.micro_batch_size), groups_.data()->rank(),
                           groups_.data()->size());
-  double totals[2] = {0, 0};
   for (int64_t i = 0; i < plan_.eval_iters * plan_.microbatches; ++i) {
     if (!loader.Next(&batch_)) {
       throw EngineError(v1::REASON_DATA_ERROR, fmt::format("the evaluation data end after {} samples", loader.consumed()));
     }
-    const GptModel::LossSum sum =
-        state_.model().Evaluate(batch_.tokens.data(), batch_.labels.data(), batch_.loss_mask.data(), batch_.position_ids.data());
-    totals[0] += sum.loss_sum;
-    totals[1] += sum.tokens;
+    state_.model().AddEvaluation(ViewOf(batch_));
   }
+  const GptModel::LossSum sum = state_.model().TakeLossSum();
+  double totals[2] = {sum.loss_sum, sum.tokens};
   world_->AllReduce({totals, DType::kF64, DeviceType::kCpu, {2}}, ReduceOp::kSum);
   *consumed = loader.consumed();
   if (is_root()) {

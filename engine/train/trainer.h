@@ -41,6 +41,7 @@ class Trainer {
   v1::RankResult Finish(v1::Reason reason, const std::string& detail);
 
   const TrainingPlan& plan_;
+  const Context context_;
   const RunIdentity& identity_;
   Communicator* world_;
   EventSink* sink_;
