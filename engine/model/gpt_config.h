@@ -129,6 +129,9 @@ int64_t Fc1Width(const GptConfig& config);
 double OutputInitStd(const GptConfig& config);
 double EmbeddingInitStd(const GptConfig& config);
 
+// Throws REASON_UNSUPPORTED_MODEL naming the first part that has no CUDA operator yet.
+void RequireCudaParts(const GptConfig& config);
+
 // Throws EngineError: REASON_INVALID_CONFIG naming field, value and range for impossible sizes, REASON_UNSUPPORTED_MODEL for
 // parts that this engine does not build yet.
 void ValidateGptConfig(const GptConfig& config);

@@ -322,7 +322,8 @@ DeviceMicrobatch GptModel::Impl::ForwardToLoss(const Step& step, const HostMicro
   Tensor labels = batch.labels;
   if (step.tensor_parallel.size() > 1) {
     labels = a.local_labels;
-    LocalPlaces(step.context, batch.labels, step.tensor_parallel.rank() * share.padded_vocab_size, share.padded_vocab_size, labels);
+    LocalPlaces(step.context, batch.labels, step.tensor_parallel.rank() * share.padded_vocab_size, share.padded_vocab_size,
+                labels);
   }
   SetTargets(step.context, labels, batch.loss_mask, grad_scale, a.head.labels, a.head.weight);
   Forward(step, batch);
@@ -354,6 +355,7 @@ void GptModel::Impl::CheckBatch(const HostMicrobatch& batch) const {
 GptModel::GptModel(const GptConfig& config, Communicator* tensor_parallel, const Context& context)
     : impl_(std::make_unique<Impl>()) {
   ValidateGptConfig(config);
+  if (context.device == DeviceType::kCuda) RequireCudaParts(config);
   impl_->config = config;
   impl_->context = context;
   impl_->tensor_parallel.group = tensor_parallel;

@@ -62,9 +62,7 @@ void JoinRanks(const Step& step, const Block& block) {
   group->AllReduce(block.state.predicted, ReduceOp::kSum);
 }
 
-DType GradientPrecision(const Step& step) {
-  return step.config->cross_entropy_loss_fusion ? DType::kBF16 : step.precision;
-}
+DType GradientPrecision(const Step& step) { return step.config->cross_entropy_loss_fusion ? DType::kBF16 : step.precision; }
 
 void RunPlain(const Step& step, const Block& block, const Matrix& table, const Matrix& table_grad, bool accumulate) {
   const Context& context = step.context;

@@ -331,8 +331,9 @@ LayerScratch LayerScratch::Allocate(Arena* arena, const Step& step, int threads)
   if (Fc1Width(c) != c.ffn_hidden_size) scratch.d_fc1 = activation(Fc1Width(c));
   if (!step.fuse_gradients())
     scratch.weight_grad =
-      arena->Allocate(DType::kF32, {std::max({LayoutOf(c).width(), Fc1Width(c), QueryWidth(c)}) * c.hidden_size});
-  scratch.attention = arena->Allocate(DType::kU8, {AttentionWorkspaceBytes(AttentionOptionsOf(step, 0), step.storage, threads, step.context.device)});
+        arena->Allocate(DType::kF32, {std::max({LayoutOf(c).width(), Fc1Width(c), QueryWidth(c)}) * c.hidden_size});
+  scratch.attention = arena->Allocate(
+      DType::kU8, {AttentionWorkspaceBytes(AttentionOptionsOf(step, 0), step.storage, threads, step.context.device)});
   if (c.num_moe_experts > 0) scratch.moe = MoeScratch::Allocate(arena, step);
   return scratch;
 }

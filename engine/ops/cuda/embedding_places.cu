@@ -23,15 +23,15 @@ __global__ void StreamPlacesKernel(const int32_t* position_ids, int64_t b, int64
 
 void LocalPlacesCuda(const Context& context, const Tensor& tokens, int64_t first, int64_t count, const Tensor& out) {
   LocalPlacesKernel<<<GridOf(tokens.size(), 256), 256, 0, StreamOf(context)>>>(tokens.as<int32_t>(), tokens.size(), first, count,
-                                                                              out.as<int32_t>());
+                                                                               out.as<int32_t>());
   MB_CUDA_LAUNCHED();
 }
 
 void StreamPlacesCuda(const Context& context, const Tensor& position_ids, int64_t first_row, const Tensor& rows,
                       const Tensor& positions) {
-  StreamPlacesKernel<<<GridOf(rows.size(), 256), 256, 0, StreamOf(context)>>>(
-      position_ids.as<int32_t>(), rows.shape[0], rows.shape[1], position_ids.shape[1], first_row, rows.as<int32_t>(),
-      positions.as<int32_t>());
+  StreamPlacesKernel<<<GridOf(rows.size(), 256), 256, 0, StreamOf(context)>>>(position_ids.as<int32_t>(), rows.shape[0],
+                                                                              rows.shape[1], position_ids.shape[1], first_row,
+                                                                              rows.as<int32_t>(), positions.as<int32_t>());
   MB_CUDA_LAUNCHED();
 }
 
