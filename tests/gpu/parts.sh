@@ -4,7 +4,7 @@ set -uo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 OUT="${OUT:-$here/results}"
 mkdir -p "$OUT"
-export PATH="$here/bin:$PATH" NCCL_NVLS_ENABLE=0
+export PATH="$here/bin:$PATH" NCCL_NVLS_ENABLE=0 MB_TEST_DATA="$here/mlm"
 libraries="$here/lib"
 # The cuDNN and NCCL of a PyTorch installation are often newer than the system's.
 for package in cudnn nccl; do
@@ -54,7 +54,7 @@ compare() {
     tail -n 8 "$OUT/$oracle.log"
     run mbctl logs "$(run mbctl ps -a -o name --filter "run_name=$oracle" | head -n 1)" 2>&1 | tail -n 12
   else
-    run mbctl compare "$(run mbctl ps -a -o name --filter "run_name=$oracle" | head -n 1)" "$here/losses.json:$oracle" \
+    run mbctl compare "$(run mbctl ps -a -o name --filter "run_name=$oracle" | head -n 1)" "$here/mlm/losses.json:$oracle" \
       --tolerance "$tolerance" 2>&1 | tee -a "$OUT/$oracle.log" | tail -n 16 || status=$?
   fi
   verdict "parity $oracle" "$status"

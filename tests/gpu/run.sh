@@ -31,7 +31,7 @@ bundle() {
     while read -r library; do
       cp -L "$library" "$stage/lib/" && strip --strip-unneeded "$stage/lib/$(basename "$library")" 2>/dev/null || true
     done
-  cp "$root/tests/data/mlm/losses.json" "$root/tests/gpu/"*.sh "$stage/"
+  cp -r "$root/tests/data/mlm" "$root/tests/gpu/parts.sh" "$stage/"
   [ -z "${PEER:-}" ] || cp "$PEER" "$stage/peer.py"
   tar -C "$stage" -c . | xz -T0 -6 >"$out"
   rm -rf "$stage"

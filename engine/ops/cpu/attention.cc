@@ -35,7 +35,9 @@ struct Scratch {
   int64_t floats;
 
   Scratch(const AttentionOptions& o, DType storage, float* base) {
-    const int64_t block = std::min(kBlockRows, o.seq_length) * ScoreStride(o), head = o.seq_length * o.head_size;
+    // `dropped` also takes query gradients, which are wider than the scores of a short sequence.
+    const int64_t block = std::min(kBlockRows, o.seq_length) * std::max(ScoreStride(o), o.head_size);
+    const int64_t head = o.seq_length * o.head_size;
     const int64_t copies = storage == DType::kF32 ? 0 : head;
     float* at = base;
     const auto take = [&at](int64_t count) { return std::exchange(at, at + (count + 15) / 16 * 16); };
