@@ -29,6 +29,44 @@ ConfigKey MakeIntKey(std::string name, int64_t GptConfig::*field, std::function<
   return {{std::move(name)}, read, write};
 }
 
+// By layer, 1: "sliding_attention", 0: "full_attention".
+std::vector<int64_t> LayerTypes(ConfigReader* from, const GptConfig& config) {
+  std::vector<int64_t> windowed;
+  const Json& types = from->Get("layer_types");
+  bool known = types.is_array() && std::cmp_equal(types.size(), config.num_layers);
+  if (known) {
+    for (const Json& type : types) {
+      known = known && (type == "sliding_attention" || type == "full_attention");
+      windowed.push_back(type == "sliding_attention");
+    }
+  }
+  if (known) return windowed;
+  from->Unsupported("layer_types",
+                    fmt::format("sliding_attention or full_attention for each of the {} layers", config.num_layers));
+  return {};
+}
+
+std::vector<int64_t> FromLayerOn(int64_t first, int64_t num_layers) {
+  std::vector<int64_t> flags;
+  for (int64_t i = 0; i < num_layers; ++i) flags.push_back(i >= first);
+  return flags;
+}
+
+// A window in all layers or in none needs no pattern.
+void SetWindow(int64_t window, const std::vector<int64_t>& windowed, GptConfig* to) {
+  const auto count = std::count(windowed.begin(), windowed.end(), 1);
+  to->attention_window = count > 0 ? window : 0;
+  to->window_attn_skip_freq.clear();
+  if (to->attention_window > 0 && std::cmp_less(count, windowed.size())) to->window_attn_skip_freq = windowed;
+}
+
+std::vector<std::string> LayerTypeNames(const GptConfig& config) {
+  std::vector<std::string> names;
+  for (int64_t i = 0; i < config.num_layers; ++i)
+    names.emplace_back(AttentionWindowOf(config, i) > 0 ? "sliding_attention" : "full_attention");
+  return names;
+}
+
 }  // namespace
 
 const Json& ConfigReader::Get(const std::string& key) const {
@@ -145,83 +183,100 @@ ConfigKey CustomKey(std::vector<std::string> names, std::function<void(ConfigRea
   return {std::move(names), std::move(read), std::move(write)};
 }
 
-std::vector<ConfigKey> DecoderKeys() {
+std::vector<ConfigKey> DecoderKeys(int64_t head_dim) {
   return {IntKey("vocab_size", &GptConfig::padded_vocab_size),
           IntKey("hidden_size", &GptConfig::hidden_size),
           IntKey("num_hidden_layers", &GptConfig::num_layers),
           IntKey("num_attention_heads", &GptConfig::num_attention_heads),
           IntKey("num_key_value_heads", &GptConfig::num_query_groups, [](const GptConfig& c) { return c.num_attention_heads; }),
           IntKey("head_dim", &GptConfig::kv_channels,
-                 [](const GptConfig& c) { return c.num_attention_heads > 0 ? c.hidden_size / c.num_attention_heads : 0; }),
+                 [head_dim](const GptConfig& c) {
+                   if (head_dim > 0 || c.num_attention_heads == 0) return head_dim;
+                   return c.hidden_size / c.num_attention_heads;
+                 }),
           IntKey("intermediate_size", &GptConfig::ffn_hidden_size),
           IntKey("max_position_embeddings", &GptConfig::max_position_embeddings),
           RealKey("initializer_range", &GptConfig::init_method_std, 0.02),
           RealKey("attention_dropout", &GptConfig::attention_dropout, 0.0)};
 }
 
-ConfigKey RopeKey() {
-  const auto read = [](ConfigReader* from, GptConfig* to) {
-    const double base = 10000, whole = 1;
-    const std::string type = from->Text("rope_parameters/rope_type", "default");
-    to->rotary_base = from->Real("rope_parameters/rope_theta", &base);
-    to->rotary_percent = from->Real("rope_parameters/partial_rotary_factor", &whole);
-    if (type == "linear") {
-      to->seq_len_interpolation_factor = from->Real("rope_parameters/factor");
-    } else if (type == "llama3") {
-      to->rope_scaling = true;
-      to->rope_scaling_factor = from->Real("rope_parameters/factor");
-      to->rope_low_freq_factor = from->Real("rope_parameters/low_freq_factor");
-      to->rope_high_freq_factor = from->Real("rope_parameters/high_freq_factor");
-      to->rope_original_length = from->Real("rope_parameters/original_max_position_embeddings");
-    } else if (type != "default") {
-      from->Unsupported("rope_parameters/rope_type", "default, linear or llama3");
-    }
-  };
-  const auto write = [](const GptConfig& from, Json* to) {
-    Json rope = {{"rope_theta", from.rotary_base}, {"rope_type", "default"}};
-    if (from.rotary_percent != 1.0) rope["partial_rotary_factor"] = from.rotary_percent;
-    if (from.seq_len_interpolation_factor > 0) {
-      rope["rope_type"] = "linear";
-      rope["factor"] = from.seq_len_interpolation_factor;
-    } else if (from.rope_scaling) {
-      rope["rope_type"] = "llama3";
-      rope["factor"] = from.rope_scaling_factor;
-      rope["low_freq_factor"] = from.rope_low_freq_factor;
-      rope["high_freq_factor"] = from.rope_high_freq_factor;
-      rope["original_max_position_embeddings"] = static_cast<int64_t>(from.rope_original_length);
-    }
-    (*to)["rope_parameters"] = rope;
-  };
-  return CustomKey({"rope_parameters", "partial_rotary_factor"}, read, write);
-}
-
 ConfigKey SlidingWindowKey(bool used_if_absent) {
   const auto read = [used_if_absent](ConfigReader* from, GptConfig* to) {
     const int64_t none = 0;
     const int64_t window = from->Flag("use_sliding_window", &used_if_absent) ? from->Int("sliding_window", &none) : 0;
-    const Json& types = from->Get("layer_types");
-    int64_t sliding = 0;
-    if (window > 0 && types.is_array()) {
-      for (const Json& type : types) sliding += type == "sliding_attention";
-    } else if (window > 0) {
-      const int64_t first = from->Int("max_window_layers", &none);
-      sliding = to->num_layers - std::clamp<int64_t>(first, 0, to->num_layers);
-    }
-    if (sliding != 0 && sliding != to->num_layers) {
-      from->Unsupported(types.is_array() ? "layer_types" : "max_window_layers", "a window in all layers or in none");
-    }
-    to->attention_window = sliding > 0 ? window : 0;
+    const int64_t first = from->Int("max_window_layers", &none);  // The layers before it see everything.
+    SetWindow(window, from->Has("layer_types") ? LayerTypes(from, *to) : FromLayerOn(first, to->num_layers), to);
   };
   const auto write = [](const GptConfig& from, Json* to) {
     const bool used = from.attention_window > 0;
     (*to)["sliding_window"] = used ? Json(from.attention_window) : Json();
     if (to->contains("use_sliding_window")) (*to)["use_sliding_window"] = used;
-    if (to->contains("max_window_layers")) (*to)["max_window_layers"] = used ? 0 : from.num_layers;
-    if (to->contains("layer_types")) {
-      (*to)["layer_types"] = std::vector<std::string>(from.num_layers, used ? "sliding_attention" : "full_attention");
-    }
+    if (to->contains("layer_types") || !from.window_attn_skip_freq.empty()) (*to)["layer_types"] = LayerTypeNames(from);
+    if (to->contains("max_window_layers") && !to->contains("layer_types"))
+      (*to)["max_window_layers"] = used ? 0 : from.num_layers;
   };
   return CustomKey({"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}, read, write);
+}
+
+ConfigKey LayerTypesKey(int64_t window_if_absent, int64_t period, bool rope_with_window_only) {
+  const auto read = [=](ConfigReader* from, GptConfig* to) {
+    const int64_t window = from->Int("sliding_window", &window_if_absent);
+    const char* const pattern = from->Has("sliding_window_pattern") ? "sliding_window_pattern" : "_sliding_window_pattern";
+    std::vector<int64_t> windowed;
+    if (from->Has("layer_types")) {
+      windowed = LayerTypes(from, *to);
+    } else {
+      const int64_t every = std::max<int64_t>(1, from->Int(pattern, &period));
+      for (int64_t i = 0; i < to->num_layers; ++i) windowed.push_back((i + 1) % every != 0);
+    }
+    SetWindow(window, windowed, to);
+    const bool hybrid = window > 0 && std::find(windowed.begin(), windowed.end(), 0) != windowed.end();
+    if (!rope_with_window_only || !hybrid) return;
+    for (int64_t flag : windowed) to->no_rope_freq.push_back(1 - flag);
+  };
+  const auto write = [=](const GptConfig& from, Json* to) {
+    const int64_t window = from.attention_window > 0 || from.no_rope_freq.empty() ? from.attention_window : 4096;
+    (*to)["sliding_window"] = window > 0 ? Json(window) : Json();
+    (*to)["layer_types"] = LayerTypeNames(from);
+  };
+  return CustomKey({"sliding_window", "layer_types", "sliding_window_pattern", "_sliding_window_pattern"}, read, write);
+}
+
+ConfigKey LinearBiasKey() {
+  const auto read = [](ConfigReader* from, GptConfig* to) {
+    const bool none = false;
+    to->add_bias_linear = from->Flag("attention_bias", &none);
+    if (from->Flag("mlp_bias", &none) != to->add_bias_linear) from->Unsupported("mlp_bias", "the value of attention_bias");
+  };
+  const auto write = [](const GptConfig& from, Json* to) {
+    (*to)["attention_bias"] = from.add_bias_linear;
+    (*to)["mlp_bias"] = from.add_bias_linear;
+  };
+  return CustomKey({"attention_bias", "mlp_bias"}, read, write);
+}
+
+ConfigKey ActivationKey(std::string name, std::vector<std::pair<std::string, ActivationKind>> kinds) {
+  const auto read = [name, kinds](ConfigReader* from, GptConfig* to) {
+    const std::string word = from->Text(name, kinds.front().first);
+    std::string supported;
+    for (const auto& [known, kind] : kinds) {
+      supported += (supported.empty() ? "" : " or ") + known;
+      if (word != known) continue;
+      to->activation = kind;
+      // The exact forms: Megatron-LM's fused kernel knows the tanh approximation only.
+      if (kind == ActivationKind::kGelu || kind == ActivationKind::kGeglu) to->bias_activation_fusion = false;
+      return;
+    }
+    from->Unsupported(name, supported);
+  };
+  const auto write = [name, kinds](const GptConfig& from, Json* to) {
+    for (const auto& [known, kind] : kinds) {
+      if (kind != from.activation) continue;
+      (*to)[name] = known;
+      return;
+    }
+  };
+  return CustomKey({name}, read, write);
 }
 
 ConfigKey CommonFreeKeys() {

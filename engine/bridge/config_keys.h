@@ -69,13 +69,28 @@ ConfigKey CustomKey(std::vector<std::string> names, std::function<void(ConfigRea
 
 // Keys that many families share.
 // vocab_size, hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim, intermediate_size,
-// max_position_embeddings, initializer_range, attention_dropout.
-std::vector<ConfigKey> DecoderKeys();
-// rope_parameters: types default, linear and llama3.
-ConfigKey RopeKey();
-// sliding_window of every layer, switched by use_sliding_window (`used_if_absent` when missing), max_window_layers and
-// layer_types where a family has them.
+// max_position_embeddings, initializer_range, attention_dropout. `head_dim`: what it is when absent; 0: hidden size / heads.
+std::vector<ConfigKey> DecoderKeys(int64_t head_dim = 0);
+// What transformers takes for a family where the rotation says nothing.
+struct RopeDefaults {
+  double base = 10000;
+  double percent = 1;
+};
+// rope_parameters: types default, linear, dynamic, llama3, yarn and longrope; partial_rotary_factor and
+// original_max_position_embeddings beside them. After DecoderKeys.
+ConfigKey RopeKey(RopeDefaults defaults = {});
+// rope_parameters of two kinds of layers: full_attention as above, sliding_attention with a base alone.
+ConfigKey LayeredRopeKey(double base, double local_base);
+// sliding_window, switched by use_sliding_window (`used_if_absent` when missing), of the layers that max_window_layers or
+// layer_types tells.
 ConfigKey SlidingWindowKey(bool used_if_absent);
+// sliding_window of the layers that layer_types tells, without it of all but each `period`-th (1: of none).
+// `rope_with_window_only`: where some layers have the window, the others have no rotation.
+ConfigKey LayerTypesKey(int64_t window_if_absent, int64_t period, bool rope_with_window_only);
+// attention_bias and mlp_bias: the engine has biases in all linear layers or in none.
+ConfigKey LinearBiasKey();
+// The activation of the MLP; the first one is written for its kind, and taken when absent.
+ConfigKey ActivationKey(std::string name, std::vector<std::pair<std::string, ActivationKind>> kinds);
 // Keys of every config.json: names of tokens, dtype, caches, versions.
 ConfigKey CommonFreeKeys();
 

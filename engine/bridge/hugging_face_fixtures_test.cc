@@ -249,7 +249,19 @@ INSTANTIATE_TEST_SUITE_P(Families, HuggingFaceFixtures,
                                          "qwen3",             //
                                          "mixtral",           //
                                          "qwen2_moe",         //
-                                         "qwen3_moe"          //
+                                         "qwen3_moe",         //
+                                         "gpt2",              //
+                                         "phi3",              //
+                                         "olmo2",             //
+                                         "gemma",             //
+                                         "gemma2",            //
+                                         "gemma3",            //
+                                         "glm4",              //
+                                         "nemotron",          //
+                                         "granite",           //
+                                         "starcoder2",        //
+                                         "exaone4",           //
+                                         "ernie4_5"           //
                                          ),
                          [](const auto& info) { return info.param; });
 

@@ -1,7 +1,5 @@
 #include "engine/model/gpt_config.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cmath>
 #include <string_view>
@@ -45,6 +43,21 @@ void ValidateRotary(const GptConfig& config) {
             "model.rotary_percent is {}: it must turn an even number of the {} elements of a head (model.kv_channels), not {}",
             config.rotary_percent, config.kv_channels, width));
   }
+  const bool long_rope = !config.long_rope_short_factors.empty() || !config.long_rope_long_factors.empty();
+  if (config.rope_scaling + (config.seq_len_interpolation_factor > 0) + (config.rope_dynamic_factor > 0) +
+          (config.yarn_rotary_scaling_factor > 0) + long_rope >
+      1) {
+    throw EngineError(
+        v1::REASON_INVALID_CONFIG,
+        "model.rope_scaling, model.seq_len_interpolation_factor, dynamic scaling, YaRN and LongRoPE: only one of them");
+  }
+  for (const auto* factors : {&config.long_rope_short_factors, &config.long_rope_long_factors}) {
+    if (!long_rope || std::cmp_equal(factors->size(), width / 2)) continue;
+    throw EngineError(v1::REASON_INVALID_CONFIG,
+                      fmt::format("LongRoPE has {} factors: one for each of the {} turned pairs", factors->size(), width / 2));
+  }
+  RequireAbove("rope_original_length", config.rope_original_length, 1.0);
+  RequireAbove("rope_attention_factor", config.rope_attention_factor, 0.0);
   if (!config.rope_scaling) return;
   RequireAbove("rope_scaling_factor", config.rope_scaling_factor, 0.0);
   RequireAbove("rope_high_freq_factor", config.rope_high_freq_factor, config.rope_low_freq_factor);
@@ -54,8 +67,8 @@ void ValidateRotary(const GptConfig& config) {
 void ValidateLayerPattern(std::string_view field, const std::vector<int64_t>& pattern, int64_t num_layers) {
   const bool flags = std::all_of(pattern.begin(), pattern.end(), [](int64_t flag) { return flag == 0 || flag == 1; });
   if (flags && (pattern.empty() || std::cmp_equal(pattern.size(), num_layers))) return;
-  throw EngineError(v1::REASON_INVALID_CONFIG, fmt::format("model.{} is [{}]: a 0 or 1 for each of the {} layers", field,
-                                                           fmt::join(pattern, ", "), num_layers));
+  throw EngineError(v1::REASON_INVALID_CONFIG, fmt::format("model.{} has {} entries: a 0 or 1 for each of the {} layers", field,
+                                                           pattern.size(), num_layers));
 }
 
 void ValidateScales(const GptConfig& config) {

@@ -43,20 +43,20 @@ struct GptConfig {
   bool post_layernorm = false;                 // Norms of what attention and MLP add to the residual stream.
   bool layernorm_zero_centered_gamma = false;  // Norm weights are stored minus one.
   int64_t attention_window = 0;                // Sliding window: keys that a query sees, its own included; 0: all before it.
-  std::vector<int64_t> window_attn_skip_freq;  // By layer, 1: attention_window applies, 0: not; empty: it does everywhere.
-  std::vector<int64_t> no_rope_freq;           // By layer, 1: no rotary positions; empty: everywhere.
-  double softmax_scale = 0;                    // Of the attention scores; 0: 1 / sqrt(kv_channels).
-  double attn_logit_softcapping = 0;           // Scores s become cap tanh(s / cap); 0: not.
-  double final_logit_softcapping = 0;          // So do logits.
-  double embedding_multiplier = 1;             // Of the embeddings; rounded to the model dtype.
-  double residual_multiplier = 1;              // Of what attention and MLP add to the residual stream.
-  double logits_scaling = 1;                   // Logits are divided by it, before the soft cap.
-  bool tied_embeddings = true;                 // share_embeddings_and_output_weights.
+  std::vector<int64_t> window_attn_skip_freq = {};  // By layer, 1: attention_window applies, 0: not; empty: it does everywhere.
+  std::vector<int64_t> no_rope_freq = {};           // By layer, 1: no rotary positions; empty: everywhere.
+  double softmax_scale = 0;                         // Of the attention scores; 0: 1 / sqrt(kv_channels).
+  double attn_logit_softcapping = 0;                // Scores s become cap tanh(s / cap); 0: not.
+  double final_logit_softcapping = 0;               // So do logits.
+  double embedding_multiplier = 1;                  // Of the embeddings; rounded to the model dtype.
+  double residual_multiplier = 1;                   // Of what attention and MLP add to the residual stream.
+  double logits_scaling = 1;                        // Logits are divided by it, before the soft cap.
+  bool tied_embeddings = true;                      // share_embeddings_and_output_weights.
   double layernorm_epsilon = 1e-5;
 
   // Mixture of experts: gated MLPs of which a router gives each token a few.
   int64_t num_moe_experts = 0;                      // 0: none.
-  std::vector<int64_t> moe_layer_freq;              // By layer, 1: experts, 0: the plain MLP; empty: experts everywhere.
+  std::vector<int64_t> moe_layer_freq = {};         // By layer, 1: experts, 0: the plain MLP; empty: experts everywhere.
   int64_t moe_ffn_hidden_size = 0;                  // Width of an expert.
   int64_t moe_shared_expert_intermediate_size = 0;  // Width of the experts that every token gets, together; 0: none.
   bool moe_shared_expert_gate = false;              // Their output is scaled by a sigmoid of the input.
@@ -86,6 +86,14 @@ struct GptConfig {
   double rope_low_freq_factor = 1;
   double rope_high_freq_factor = 4;
   double rope_original_length = 8192;
+  double rope_dynamic_factor = 0;         // Sequences above rope_original_length: a larger base (dynamic NTK); 0: not.
+  double yarn_rotary_scaling_factor = 0;  // YaRN from rope_original_length, by this and the next three; 0: not.
+  double yarn_beta_fast = 32;
+  double yarn_beta_slow = 1;
+  bool yarn_correction_range_round_to_int = true;
+  std::vector<double> long_rope_short_factors = {};  // LongRoPE: the frequencies are divided by these up to rope_original_length,
+  std::vector<double> long_rope_long_factors = {};   // by these for longer sequences; empty: not.
+  double rope_attention_factor = 1;                  // Of cosines and sines (YaRN, LongRoPE).
 
   // Regularisation.
   double hidden_dropout = 0.1;     // [0, 1); also after the embedding.

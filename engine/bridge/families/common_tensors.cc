@@ -33,6 +33,13 @@ std::vector<TensorRule> PreNormTensors() {
   return rules;
 }
 
+std::vector<TensorRule> PostNormTensors(const std::string& attention, const std::string& mlp) {
+  std::vector<TensorRule> rules;
+  AddWeightAndBias("self_attention.linear_proj.post_layernorm", {attention}, nullptr, &rules);
+  AddWeightAndBias("mlp.linear_fc2.post_layernorm", {mlp}, nullptr, &rules);
+  return rules;
+}
+
 std::vector<TensorRule> AttentionTensors() {
   std::vector<TensorRule> rules;
   AddWeightAndBias("self_attention.linear_qkv", {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}, QkvRows, &rules);

@@ -12,6 +12,8 @@ namespace mbridge {
 std::vector<TensorRule> EmbeddingAndHeadTensors();
 // model.layers.{layer}: input_layernorm and post_attention_layernorm (before the MLP).
 std::vector<TensorRule> PreNormTensors();
+// The norms of what attention and MLP add to the residual stream, by their names in model.layers.{layer}.
+std::vector<TensorRule> PostNormTensors(const std::string& attention, const std::string& mlp);
 // self_attn: q_proj, k_proj, v_proj, o_proj, q_norm, k_norm; weights and biases.
 std::vector<TensorRule> AttentionTensors();
 // mlp: gate_proj, up_proj, down_proj; weights and biases.

@@ -5,6 +5,18 @@
 
 namespace mbridge {
 
+const Architecture& Ernie45Architecture();
+const Architecture& Exaone4Architecture();
+const Architecture& GemmaArchitecture();
+const Architecture& Gemma2Architecture();
+const Architecture& Gemma3Architecture();
+const Architecture& Glm4Architecture();
+const Architecture& Gpt2Architecture();
+const Architecture& GraniteArchitecture();
+const Architecture& NemotronArchitecture();
+const Architecture& Olmo2Architecture();
+const Architecture& Phi3Architecture();
+const Architecture& Starcoder2Architecture();
 const Architecture& LlamaArchitecture();
 const Architecture& MistralArchitecture();
 const Architecture& Qwen2Architecture();

@@ -20,27 +20,13 @@ std::vector<ConfigKey> Keys() {
                     FlagKey("tie_word_embeddings", &GptConfig::tied_embeddings, false)}});
 }
 
-// The engine has biases in all linear layers or in none.
-ConfigKey BiasKey() {
-  const auto read = [](ConfigReader* from, GptConfig* to) {
-    const bool none = false;
-    to->add_bias_linear = from->Flag("attention_bias", &none);
-    if (from->Flag("mlp_bias", &none) != to->add_bias_linear) from->Unsupported("mlp_bias", "the value of attention_bias");
-  };
-  const auto write = [](const GptConfig& from, Json* to) {
-    (*to)["attention_bias"] = from.add_bias_linear;
-    (*to)["mlp_bias"] = from.add_bias_linear;
-  };
-  return CustomKey({"attention_bias", "mlp_bias"}, read, write);
-}
-
 }  // namespace
 
 const Architecture& LlamaArchitecture() {
   static const Architecture kLlama = {.model_type = "llama",
                                       .class_name = "LlamaForCausalLM",
                                       .parts = kParts,
-                                      .keys = JoinKeys({Keys(), {BiasKey()}}),
+                                      .keys = JoinKeys({Keys(), {LinearBiasKey()}}),
                                       .tensors = Tensors(),
                                       .unused = {kRotaryFrequencies}};
   return kLlama;
