@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/checkpoint/checksum.h"
-#include "engine/core/device.h"
+#include "engine/checkpoint/host_chunks.h"
 #include "engine/core/failpoint.h"
 #include "engine/core/file.h"
 #include "proto/rpc/status_details.h"
@@ -20,7 +20,6 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMaxHeaderBytes = 100'000'000;  // The limit of other safetensors readers.
-constexpr size_t kWriteChunk = size_t{4} << 20;
 
 // The first part of a tensor has its name, further parts also say where they begin.
 std::string HeaderOf(const CheckpointMeta& meta, const std::vector<const CheckpointTensor*>& tensors) {
@@ -43,24 +42,13 @@ std::string HeaderOf(const CheckpointMeta& meta, const std::vector<const Checkpo
   return prefixed + text;
 }
 
-// Hashes each stretch while it is in the cache. A stretch of device memory comes to the host first.
+// Hashes each stretch while it is in the cache.
 absl::StatusOr<uint64_t> WriteHashed(FileWriter& writer, const Tensor& tensor) {
   Checksum checksum;
-  const char* data = static_cast<const char*>(tensor.data);
-  std::vector<char> staging;
-  for (size_t done = 0; done < tensor.bytes();) {
-    const size_t chunk = std::min(kWriteChunk, tensor.bytes() - done);
-    const char* stretch = data + done;
-    if (tensor.device != DeviceType::kCpu) {
-      staging.resize(chunk);
-      DeviceOf(tensor.device).CopyToHost({.device = tensor.device}, staging.data(), stretch, chunk);
-      DeviceOf(tensor.device).Synchronize({.device = tensor.device});
-      stretch = staging.data();
-    }
-    checksum.Update(stretch, chunk);
-    MB_RETURN_IF_ERROR(writer.Write(stretch, chunk));
-    done += chunk;
-  }
+  MB_RETURN_IF_ERROR(ForHostChunks(tensor, [&](const void* data, size_t bytes) -> absl::Status {
+    checksum.Update(data, bytes);
+    return writer.Write(data, bytes);
+  }));
   return checksum.Value();
 }
 

@@ -22,8 +22,8 @@ bundle() {
   stage="$(mktemp -d)"
   mkdir "$stage/bin" "$stage/lib" "$stage/tests"
   for program in "${programs[@]}"; do strip -o "$stage/bin/$program" "$MB_BUILD/bin/$program"; done
-  for test in "$MB_BUILD"/tests/*_cuda_test "$MB_BUILD"/tests/cuda_*_bench; do
-    [ -x "$test" ] && strip -o "$stage/tests/$(basename "$test")" "$test"
+  for test in "$MB_BUILD"/tests/*_cuda_test "$MB_BUILD"/bin/cuda_*_bench; do
+    [ ! -x "$test" ] || strip -o "$stage/tests/$(basename "$test")" "$test"
   done
   # What an Ubuntu 24.04 with CUDA 13 has: the C and C++ run-time libraries and CUDA's own.
   ldd "$stage"/bin/* "$stage"/tests/* | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u |

@@ -1,0 +1,68 @@
+// Every operator that a model accepted by RequireCudaParts (engine/model/gpt_config.h) uses has a CUDA twin. Needs no GPU.
+#include <gtest/gtest.h>
+
+#include "engine/ops/attention.h"
+#include "engine/ops/bias_add.h"
+#include "engine/ops/bias_gelu.h"
+#include "engine/ops/convert.h"
+#include "engine/ops/dropout.h"
+#include "engine/ops/dropout_mask.h"
+#include "engine/ops/embedding.h"
+#include "engine/ops/embedding_places.h"
+#include "engine/ops/gemm.h"
+#include "engine/ops/gradient_sums.h"
+#include "engine/ops/layer_norm.h"
+#include "engine/ops/loss_sum.h"
+#include "engine/ops/normal_init.h"
+#include "engine/ops/rms_norm.h"
+#include "engine/ops/rotary.h"
+#include "engine/ops/scale.h"
+#include "engine/ops/softmax_cross_entropy.h"
+#include "engine/ops/swiglu.h"
+#include "engine/ops/vocab_cross_entropy.h"
+
+namespace mbridge {
+namespace {
+
+TEST(CudaRegistration, OperatorsHaveCudaTwins) {
+  EXPECT_NE(AttentionForward.cuda, nullptr);
+  EXPECT_NE(AttentionBackward.cuda, nullptr);
+  EXPECT_NE(BiasAdd.cuda, nullptr);
+  EXPECT_NE(BiasGeluForward.cuda, nullptr);
+  EXPECT_NE(BiasGeluBackward.cuda, nullptr);
+  EXPECT_NE(Convert.cuda, nullptr);
+  EXPECT_NE(Dropout.cuda, nullptr);
+  EXPECT_NE(BiasDropoutAddForward.cuda, nullptr);
+  EXPECT_NE(BiasDropoutAddBackward.cuda, nullptr);
+  EXPECT_NE(DrawEagerDropoutMask.cuda, nullptr);
+  EXPECT_NE(DrawCompiledDropoutMask.cuda, nullptr);
+  EXPECT_NE(EmbeddingForward.cuda, nullptr);
+  EXPECT_NE(EmbeddingBackward.cuda, nullptr);
+  EXPECT_NE(LocalPlaces.cuda, nullptr);
+  EXPECT_NE(StreamPlaces.cuda, nullptr);
+  EXPECT_NE(Gemm.cuda, nullptr);
+  EXPECT_NE(AddGradient.cuda, nullptr);
+  EXPECT_NE(AddColumnSums.cuda, nullptr);
+  EXPECT_NE(LayerNormForward.cuda, nullptr);
+  EXPECT_NE(LayerNormBackward.cuda, nullptr);
+  EXPECT_NE(SetTargets.cuda, nullptr);
+  EXPECT_NE(AddLossSums.cuda, nullptr);
+  EXPECT_NE(DrawNormal.cuda, nullptr);
+  EXPECT_NE(RmsNormForward.cuda, nullptr);
+  EXPECT_NE(RmsNormBackward.cuda, nullptr);
+  EXPECT_NE(QkNormForward.cuda, nullptr);
+  EXPECT_NE(QkNormBackward.cuda, nullptr);
+  EXPECT_NE(Rotary.cuda, nullptr);
+  EXPECT_NE(Scale.cuda, nullptr);
+  EXPECT_NE(SoftmaxCrossEntropy.cuda, nullptr);
+  EXPECT_NE(SwiGluForward.cuda, nullptr);
+  EXPECT_NE(SwiGluBackward.cuda, nullptr);
+  EXPECT_NE(CrossEntropyBegin.cuda, nullptr);
+  EXPECT_NE(CrossEntropyFold.cuda, nullptr);
+  EXPECT_NE(CrossEntropyRescale.cuda, nullptr);
+  EXPECT_NE(CrossEntropyLoss.cuda, nullptr);
+  EXPECT_NE(CrossEntropyGradient.cuda, nullptr);
+}
+
+}  // namespace
+}  // namespace mbridge
