@@ -25,7 +25,7 @@ constexpr DType ProbabilityType(const AttentionOptions& options) {
 }
 
 // Bytes of scratch for either direction: with `threads` OpenMP threads on the CPU; on CUDA the scores of as many heads as make
-// 256 MiB, twice, and with grouped queries the key and value gradients of every head.
+// 256 MiB, twice (with a soft cap also in F32), and with grouped queries the key and value gradients of every head.
 int64_t AttentionWorkspaceBytes(const AttentionOptions& options, DType storage, int threads,
                                 DeviceType device = DeviceType::kCpu);
 

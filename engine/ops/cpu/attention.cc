@@ -317,9 +317,7 @@ void BackwardCpu(const Context& context, const Tensor& d_context, const Tensor& 
 }  // namespace
 
 int64_t AttentionWorkspaceBytes(const AttentionOptions& options, DType storage, int threads, DeviceType device) {
-  if (device == DeviceType::kCuda) {
-    return cuda::AttentionWorkspace(options, storage).elements() * static_cast<int64_t>(SizeOf(storage));
-  }
+  if (device == DeviceType::kCuda) return cuda::AttentionWorkspace(options, storage).bytes();
   return threads * Scratch(options, storage, nullptr).floats * static_cast<int64_t>(sizeof(float));
 }
 

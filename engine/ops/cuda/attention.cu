@@ -28,13 +28,20 @@ template <class T> __device__ __forceinline__ float Dropped(float probability, c
   return keep == nullptr ? rounded : Round<T>(rounded * static_cast<float>(keep[j]) * scale);
 }
 
-// One block for each query (x) of each head (y): scores become dropped probabilities in place, zero where masked.
+// One block for each query (x) of each head (y): scores become dropped probabilities in place, zero where masked. With a soft cap
+// the scores are made of `uncapped` first.
 template <class T, class Saved>
-__global__ void SoftmaxForward(T* scores, Saved* probabilities, const uint8_t* keep, float keep_scale, Rows rows, Heads heads) {
+__global__ void SoftmaxForward(T* scores, const float* uncapped, float cap, Saved* probabilities, const uint8_t* keep,
+                               float keep_scale, Rows rows, Heads heads) {
   __shared__ float shared[32];
   const int64_t query = blockIdx.x, plane = heads.Plane(blockIdx.y) * rows.s * rows.s + query * rows.s;
-  const int64_t begin = rows.FirstKey(query);
-  T* row = scores + (blockIdx.y * rows.s + query) * rows.stride;
+  const int64_t begin = rows.FirstKey(query), at = (blockIdx.y * rows.s + query) * rows.stride;
+  T* row = scores + at;
+  if (cap > 0.0f) {
+    const float inverse = 1.0f / cap;
+    for (int64_t j = threadIdx.x; j < rows.s; j += blockDim.x) row[j] = Narrow<T>(cap * tanhf(uncapped[at + j] * inverse));
+    __syncthreads();
+  }
   float largest = -INFINITY;
   for (int64_t j = begin + threadIdx.x; j <= query; j += blockDim.x) largest = fmaxf(largest, Widen(row[j]));
   largest = BlockMax(largest, shared);
@@ -73,6 +80,15 @@ __global__ void SoftmaxBackward(T* grads, T* dropped, const Saved* probabilities
     const bool seen = j >= begin && j <= query;
     dropped[at + j] = Narrow<T>(seen ? Dropped<T>(Widen(probability[j]), kept, j, keep_scale) : 0.0f);
     row[j] = Narrow<T>(seen ? product(j) - Widen(probability[j]) * sum : 0.0f);
+  }
+}
+
+// grads = round(grads (1 - tanh(uncapped / cap)^2)) for `count` of each.
+template <class T> __global__ void SoftCapBackward(T* grads, const float* uncapped, float cap, int64_t count) {
+  const float inverse = 1.0f / cap;
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
+    const float t = tanhf(uncapped[i] * inverse);
+    grads[i] = Narrow<T>(Widen(grads[i]) * (1.0f - t * t));
   }
 }
 
@@ -134,20 +150,20 @@ class Slices {
   QkvLayout layout_;
 };
 
-// The two score buffers and the gradients of the heads inside of the workspace tensor.
+// What lies in the workspace tensor.
 struct Buffers {
   void *scores, *dropped, *key_grads, *value_grads;
+  float* uncapped;
   Buffers(const AttentionWorkspace& w, const AttentionOptions& o, DType storage, const Tensor& workspace) {
-    const auto size = static_cast<int64_t>(SizeOf(storage));
-    if (static_cast<int64_t>(workspace.bytes()) < w.elements() * size) {
-      ThrowEngineError("attention workspace of {} bytes, {} needed", workspace.bytes(), w.elements() * size);
+    if (static_cast<int64_t>(workspace.bytes()) < w.bytes()) {
+      ThrowEngineError("attention workspace of {} bytes, {} needed", workspace.bytes(), w.bytes());
     }
     if (o.precision != storage) ThrowEngineError("CUDA attention of {} in {}", NameOf(storage), NameOf(o.precision));
-    char* base = static_cast<char*>(workspace.data);
-    scores = base;
-    dropped = base + w.scores * size;
-    key_grads = base + 2 * w.scores * size;
-    value_grads = base + (2 * w.scores + w.head_grads) * size;
+    uncapped = static_cast<float*>(workspace.data);
+    scores = uncapped + w.uncapped;
+    dropped = static_cast<char*>(scores) + w.scores * w.element_size;
+    key_grads = static_cast<char*>(dropped) + w.scores * w.element_size;
+    value_grads = static_cast<char*>(key_grads) + w.head_grads * w.element_size;
   }
 };
 
@@ -168,15 +184,15 @@ void AttentionForwardCuda(const Context& context, const Tensor& qkv, const Tenso
   const int64_t s = o.seq_length, per_group = o.heads / o.groups;
   const float keep_scale = DropoutScale(DropoutKind::kEager, o.dropout);
   const uint8_t* kept = keep.empty() ? nullptr : keep.as<uint8_t>();
-  const Matrix scores{buffers.scores, storage, s, s, w.stride};
+  const Matrix scores{buffers.scores, storage, s, s, w.stride}, uncapped{buffers.uncapped, DType::kF32, s, s, w.stride};
   ForChunks(o, w, [&](int64_t first, int64_t count, int64_t j) {
     GemmBatch batch{static_cast<int>(count), slices.qkv_stride(), slices.qkv_stride(), s * w.stride};
-    CublasGemm(context, slices.InQkv(qkv, first, j), slices.InQkv(qkv, first, per_group), scores,
+    CublasGemm(context, slices.InQkv(qkv, first, j), slices.InQkv(qkv, first, per_group), o.soft_cap > 0.0f ? uncapped : scores,
                {.transpose_b = true, .alpha = o.scale}, batch);
     const dim3 grid(static_cast<unsigned>(s), static_cast<unsigned>(count));
     WithType(storage, [&]<class T>(T) {
       const auto launch = [&]<class Saved>(Saved) {
-        SoftmaxForward<<<grid, kThreads, 0, StreamOf(context)>>>(static_cast<T*>(buffers.scores),
+        SoftmaxForward<<<grid, kThreads, 0, StreamOf(context)>>>(static_cast<T*>(buffers.scores), buffers.uncapped, o.soft_cap,
                                                                  static_cast<Saved*>(probabilities.data), kept, keep_scale,
                                                                  Rows{s, w.stride, o.window}, Heads{first, per_group, j});
       };
@@ -198,6 +214,7 @@ void AttentionBackwardCuda(const Context& context, const Tensor& d_context, cons
   const float keep_scale = DropoutScale(DropoutKind::kEager, o.dropout);
   const uint8_t* kept = keep.empty() ? nullptr : keep.as<uint8_t>();
   const Matrix grads{buffers.scores, storage, s, s, w.stride}, dropped{buffers.dropped, storage, s, s, w.stride};
+  const Matrix uncapped{buffers.uncapped, DType::kF32, s, s, w.stride};
   ForChunks(o, w, [&](int64_t first, int64_t chunk, int64_t j) {
     const int count = static_cast<int>(chunk);
     const Matrix d_output = slices.InContext(d_context, first, j);
@@ -220,6 +237,15 @@ void AttentionBackwardCuda(const Context& context, const Tensor& d_context, cons
     const int64_t to_stride = direct ? slices.qkv_stride() : slices.head_grad_stride();
     CublasGemm(context, dropped, d_output, to(buffers.value_grads, per_group + 1), {.transpose_a = true},
                {count, plane, slices.context_stride(), to_stride});
+    if (o.soft_cap > 0.0f) {
+      CublasGemm(context, slices.InQkv(qkv, first, j), slices.InQkv(qkv, first, per_group), uncapped,
+                 {.transpose_b = true, .alpha = o.scale}, {count, slices.qkv_stride(), slices.qkv_stride(), plane});
+      WithType(storage, [&]<class T>(T) {
+        SoftCapBackward<<<GridOf(count * plane, kThreads), kThreads, 0, StreamOf(context)>>>(
+            static_cast<T*>(buffers.scores), buffers.uncapped, o.soft_cap, count * plane);
+      });
+      MB_CUDA_LAUNCHED();
+    }
     CublasGemm(context, grads, slices.InQkv(qkv, first, j), to(buffers.key_grads, per_group), {.transpose_a = true},
                {count, plane, slices.qkv_stride(), to_stride});
     CublasGemm(context, grads, slices.InQkv(qkv, first, per_group), slices.InQkv(d_qkv, first, j), {},

@@ -26,13 +26,15 @@ constexpr AttentionShape kShapes[] = {
     {65, 1, 4, 2, 64, 0.25, 0, true},
     {130, 2, 8, 2, 96, 0.0, 0, true},
     {257, 1, 4, 1, 128, 0.0, 100},
+    {70, 2, 4, 2, 32, 0.0, 0, false, 2.0f},
+    {37, 1, 2, 2, 16, 0.1, 9, true, 1.5f},
     {100, 2, 2, 2, 192, 0.1},
     {64, 1, 4, 4, 256},
     {2, 3, 2, 1, 8},
 };
 
 // Narrow types round at the same places; sums in another order turn a few roundings, which the tolerance leaves room for.
-TEST(AttentionCuda, NearTheCpuTwin) {
+TEST(AttentionCuda, SmallShapesNearTheCpuTwin) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   for (const DType dtype : kGpuTypes) {

@@ -14,6 +14,7 @@ struct AttentionShape {
   double dropout = 0.0;
   int64_t window = 0;
   bool softmax_in_fp32 = false;
+  float soft_cap = 0.0f;
 };
 
 struct AttentionProblem {
@@ -24,6 +25,7 @@ struct AttentionProblem {
                .groups = shape.groups,
                .head_size = shape.d,
                .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.d))),
+               .soft_cap = shape.soft_cap,
                .window = shape.window,
                .dropout = shape.dropout,
                .softmax_in_fp32 = shape.softmax_in_fp32,
@@ -48,10 +50,11 @@ struct AttentionResult {
   Values context, d_qkv;
 };
 
-// On the CPU, in `dtype` with the roundings of attention.h; F32 stands for the exact result.
-inline AttentionResult SolveOnCpu(const AttentionProblem& problem, DType dtype) {
+// On the CPU, in `precision` with the roundings of attention.h; F32 stands for the exact result.
+inline AttentionResult SolveOnCpu(const AttentionProblem& problem, DType precision) {
+  const DType dtype = precision == DType::kF16 ? DType::kF32 : precision;  // The CPU twins store F16 values as F32.
   AttentionOptions options = problem.options;
-  options.precision = dtype;
+  options.precision = precision;
   const Owned qkv(dtype, problem.QkvShape(), problem.qkv), d_context(dtype, problem.ContextShape(), problem.d_context);
   const Owned context(dtype, problem.ContextShape()), d_qkv(dtype, problem.QkvShape());
   const Owned probabilities(ProbabilityType(options), problem.ScoreShape());

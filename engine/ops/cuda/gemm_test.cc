@@ -72,7 +72,7 @@ void ExpectRight(const Gpu& gpu, const Problem& p, int64_t skip = 1) {
   }
 }
 
-TEST_F(GemmCuda, EveryTypeAndTransposition) {
+TEST_F(GemmCuda, SmallShapesOfEveryType) {
   const Gpu gpu;
   for (const DType in : kGpuTypes) {
     for (const DType out : kGpuTypes) {
