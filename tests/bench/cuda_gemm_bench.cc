@@ -1,0 +1,218 @@
+// Rates of the matrix products and of the attention of Llama-3.2-1B and Llama-3-8B on one GPU, for 8192 tokens, and the step time
+// that they alone allow. Random data, medians of single launches by CUDA events. Nothing to give it.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/core/cuda/check.h"
+#include "engine/core/device.h"
+#include "engine/ops/cuda/gemm_tuning.h"
+#include "engine/ops/flash_attention.h"
+#include "engine/ops/gemm.h"
+#include "engine/ops/qkv_layout.h"
+
+namespace mbridge {
+namespace {
+
+constexpr int64_t kTokens = 8192, kVocabulary = 128256;
+constexpr double kPeakTflops = 989;
+
+class Bench {
+ public:
+  Bench() {
+    MB_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    MB_CUDA(cudaEventCreate(&begin_));
+    MB_CUDA(cudaEventCreate(&end_));
+    constexpr size_t kWorkspace = size_t{64} << 20;
+    context_ = {DeviceType::kCuda, stream_, DeviceOf(DeviceType::kCuda).Allocate(kWorkspace, "workspace"), kWorkspace};
+  }
+
+  // Memory of `count` elements with random values in (-1, 1); never freed.
+  void* Random(DType dtype, int64_t count) {
+    constexpr int64_t kPattern = 1 << 22;
+    static const std::vector<uint16_t> pattern = [] {
+      std::vector<uint16_t> values(kPattern);
+      std::mt19937 engine(1);
+      std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
+      for (uint16_t& x : values) x = ToBFloat16(uniform(engine)).bits;
+      return values;
+    }();
+    const auto bytes = static_cast<int64_t>(SizeOf(dtype)) * count;
+    auto* memory = static_cast<char*>(DeviceOf(DeviceType::kCuda).Allocate(bytes, "operand"));
+    for (int64_t at = 0; at < bytes; at += kPattern * 2) {
+      MB_CUDA(cudaMemcpy(memory + at, pattern.data(), std::min(kPattern * 2, bytes - at), cudaMemcpyHostToDevice));
+    }
+    return memory;
+  }
+
+  // Median milliseconds, after one call that is not counted.
+  template <class F> double Time(F&& launch) {
+    launch();
+    std::vector<float> times(9);
+    for (float& time : times) {
+      MB_CUDA(cudaEventRecord(begin_, stream_));
+      launch();
+      MB_CUDA(cudaEventRecord(end_, stream_));
+      MB_CUDA(cudaEventSynchronize(end_));
+      MB_CUDA(cudaEventElapsedTime(&time, begin_, end_));
+    }
+    std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+    return times[times.size() / 2];
+  }
+
+  const Context& context() const { return context_; }
+
+ private:
+  Context context_;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+};
+
+struct Model {
+  const char* name;
+  int64_t layers, hidden, ffn, heads, groups, head_size;
+  int64_t qkv() const { return QkvLayout{heads, groups, head_size}.width(); }
+};
+constexpr Model kModels[] = {{"1B", 16, 2048, 8192, 32, 8, 64}, {"8B", 32, 4096, 14336, 32, 8, 128}};
+
+// A product of a layer, [tokens, in] x [out, in]^T, with its two gradients.
+struct Linear {
+  std::string name;
+  int64_t in, out, count;
+};
+
+std::vector<Linear> LinearsOf(const Model& m) {
+  return {{std::string(m.name) + " qkv", m.hidden, m.qkv(), m.layers},
+          {std::string(m.name) + " proj", m.heads * m.head_size, m.hidden, m.layers},
+          {std::string(m.name) + " fc1", m.hidden, 2 * m.ffn, m.layers},
+          {std::string(m.name) + " fc2", m.ffn, m.hidden, m.layers},
+          {std::string(m.name) + " head", m.hidden, kVocabulary, 1}};
+}
+
+// `output` is random as an operand of the gradients; results go elsewhere, so that values do not grow from product to product.
+struct Operands {
+  Matrix input, weight, output, weight_grad, result;
+};
+
+// Milliseconds of forward, input gradient and weight gradient (added to F32).
+std::vector<double> TimesOf(Bench& bench, const Operands& x, const Linear& linear) {
+  const auto sized = [](Matrix matrix, int64_t rows, int64_t cols) {
+    return Matrix{matrix.data, matrix.dtype, rows, cols, cols};
+  };
+  const Matrix input = sized(x.input, kTokens, linear.in), weight = sized(x.weight, linear.out, linear.in);
+  const Matrix output = sized(x.output, kTokens, linear.out), grad = sized(x.weight_grad, linear.out, linear.in);
+  const Matrix forward = sized(x.result, kTokens, linear.out), input_grad = sized(x.result, kTokens, linear.in);
+  return {bench.Time([&] { Gemm(bench.context(), input, weight, forward, {.transpose_b = true}); }),
+          bench.Time([&] { Gemm(bench.context(), output, weight, input_grad, {}); }),
+          bench.Time([&] { Gemm(bench.context(), output, input, grad, {.transpose_a = true, .accumulate = true}); })};
+}
+
+double Ceiling(Bench& bench, const Operands& x) {
+  constexpr int64_t kN = 8192;
+  const Matrix a{x.input.data, DType::kBF16, kN, kN, kN}, b{x.weight.data, DType::kBF16, kN, kN, kN};
+  const Matrix c{x.result.data, DType::kBF16, kN, kN, kN};
+  const double ms = bench.Time([&] { Gemm(bench.context(), a, b, c, {.transpose_b = true}); });
+  return 2.0 * kN * kN * kN / ms / 1e9;
+}
+
+// Prints the products of one model; returns the milliseconds of all for one pass over the tokens.
+double BenchProducts(Bench& bench, const Operands& x, const Model& model, double ceiling) {
+  double total = 0;
+  std::vector<std::vector<double>> first, picked;
+  for (const bool timed : {false, true}) {
+    cuda::SetGemmTuning({.time_candidates = timed});
+    for (const Linear& linear : LinearsOf(model)) (timed ? picked : first).push_back(TimesOf(bench, x, linear));
+  }
+  const std::vector<Linear> linears = LinearsOf(model);
+  for (size_t i = 0; i < linears.size(); ++i) {
+    for (int pass = 0; pass < 3; ++pass) {
+      const double operations = 2.0 * kTokens * linears[i].in * linears[i].out;
+      const double rate = operations / picked[i][pass] / 1e9;
+      std::printf("%-8s %-7s %8.3f ms  %6.0f TFLOP/s  %3.0f %% of peak  %3.0f %% of ceiling  (first suggestion %6.0f)\n",
+                  linears[i].name.c_str(),
+                  pass == 0   ? "forward"
+                  : pass == 1 ? "dgrad"
+                              : "wgrad",
+                  picked[i][pass], rate, 100 * rate / kPeakTflops, 100 * rate / ceiling, operations / first[i][pass] / 1e9);
+      total += picked[i][pass] * static_cast<double>(linears[i].count);
+    }
+  }
+  return total;
+}
+
+struct AttentionTimes {
+  double forward, backward;
+};
+
+AttentionTimes BenchAttention(Bench& bench, const char* name, int64_t heads, int64_t groups, int64_t d) {
+  const FlashAttentionOptions options{.seq_length = kTokens,
+                                      .batch = 1,
+                                      .heads = heads,
+                                      .groups = groups,
+                                      .head_size = d,
+                                      .scale = 1.0f / std::sqrt(static_cast<float>(d))};
+  if (const std::string refusal = FlashAttentionRefusal(options, DType::kBF16); !refusal.empty()) {
+    std::printf("attention %s: %s\n", name, refusal.c_str());
+    return {0, 0};
+  }
+  const int64_t width = QkvLayout{heads, groups, d}.width();
+  const auto tensor = [&](DType dtype, const Shape& shape) {
+    return Tensor{bench.Random(dtype, shape.NumElements()), dtype, DeviceType::kCuda, shape};
+  };
+  const Tensor qkv = tensor(DType::kBF16, {kTokens, 1, width}), d_qkv = tensor(DType::kBF16, {kTokens, 1, width});
+  const Tensor context = tensor(DType::kBF16, {kTokens, 1, heads * d}), d_context = tensor(DType::kBF16, {kTokens, 1, heads * d});
+  const Tensor stats = tensor(DType::kF32, {1, heads, kTokens});
+  const Tensor workspace = tensor(DType::kU8, {FlashAttentionWorkspaceBytes(options)});
+  const AttentionTimes times{
+      bench.Time([&] { FlashAttentionForward(bench.context(), qkv, options, stats, context, workspace); }),
+      bench.Time([&] { FlashAttentionBackward(bench.context(), d_context, qkv, context, stats, options, d_qkv, workspace); })};
+  const double operations = 2.0 * kTokens * kTokens * heads * d;  // Two causal products.
+  std::printf("attention %-26s forward %7.3f ms %5.0f TFLOP/s  backward %7.3f ms %5.0f TFLOP/s\n", name, times.forward,
+              operations / times.forward / 1e9, times.backward, 2.5 * operations / times.backward / 1e9);
+  for (const Tensor& x : {qkv, d_qkv, context, d_context, stats, workspace}) DeviceOf(DeviceType::kCuda).Free(x.data);
+  return times;
+}
+
+int Run() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
+    std::puts("no GPU on this machine");
+    return 0;
+  }
+  Bench bench;
+  constexpr int64_t kHidden = 4096, kFfn = 14336;
+  const Operands x{{bench.Random(DType::kBF16, kTokens * kFfn), DType::kBF16, 0, 0, 0},
+                   {bench.Random(DType::kBF16, kVocabulary * kHidden), DType::kBF16, 0, 0, 0},
+                   {bench.Random(DType::kBF16, kTokens * kVocabulary), DType::kBF16, 0, 0, 0},
+                   {bench.Random(DType::kF32, kVocabulary * kHidden), DType::kF32, 0, 0, 0},
+                   {bench.Random(DType::kBF16, kTokens * kVocabulary), DType::kBF16, 0, 0, 0}};
+  const double ceiling = Ceiling(bench, x);
+  std::vector<std::string> lines;
+  for (const Model& model : kModels) {
+    const double products = BenchProducts(bench, x, model, ceiling);
+    const AttentionTimes attention = BenchAttention(bench, model.name, model.heads, model.groups, model.head_size);
+    const double attentions = static_cast<double>(model.layers) * (attention.forward + attention.backward);
+    lines.push_back(
+        fmt::format("{}: products {:.1f} ms, attention {:.1f} ms for {} tokens: {:.1f}K tokens/s if there were nothing else",
+                    model.name, products, attentions, kTokens, kTokens / (products + attentions)));
+  }
+  BenchAttention(bench, "hq64 hk8 d128 (1.708/5.083)", 64, 8, 128);
+  std::printf("ceiling: %.0f TFLOP/s for 8192^3 BF16\n", ceiling);
+  for (const std::string& line : lines) std::puts(line.c_str());
+  return 0;
+}
+
+}  // namespace
+}  // namespace mbridge
+
+int main() {
+  try {
+    return mbridge::Run();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}
