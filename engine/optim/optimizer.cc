@@ -35,6 +35,9 @@ Optimizer::Optimizer(ParameterStore* store, const OptimizerOptions& options, Com
       loss_scaler_(options.loss_scaler),
       sharded_(options.shard_over_data_parallel && data_parallel->size() > 1) {
   if (store->device() != context.device) ThrowEngineError("an optimizer on another device than its parameters");
+  if (options.split_masters && store->dtype() != DType::kBF16) {
+    ThrowEngineError("split masters of a model in {}: BF16 only", NameOf(store->dtype()));
+  }
   PlanPieces();
   AllocateMemory();
   TakeMastersFromValues();
@@ -96,10 +99,16 @@ void Optimizer::AllocateMemory() {
   };
 
   const int64_t count = shard_end_ - shard_begin_;
-  auto* state = static_cast<float*>(on_device(static_cast<size_t>(StateBytes()), "optimizer state"));
-  first_moment_ = View(state, DType::kF32, count);
-  second_moment_ = View(state + count, DType::kF32, count);
-  if (store_->dtype() != DType::kF32) masters_ = View(state + 2 * count, DType::kF32, count);
+  const auto state = [&](DType dtype) {
+    return View(on_device(static_cast<size_t>(count) * SizeOf(dtype), "optimizer state"), dtype, count);
+  };
+  first_moment_ = state(options_.moment_dtype);
+  second_moment_ = state(options_.moment_dtype);
+  if (options_.split_masters) {
+    remainders_ = state(DType::kBF16);
+  } else if (store_->dtype() != DType::kF32) {
+    masters_ = state(DType::kF32);
+  }
 
   all_pieces_ = list_of(pieces_);
   own_pieces_ = {all_pieces_.pieces + first_piece_, static_cast<int64_t>(last_piece_ - first_piece_)};
@@ -131,6 +140,7 @@ void Optimizer::AllocateMemory() {
 }
 
 void Optimizer::TakeMastersFromValues() {
+  if (!remainders_.empty()) device_.Zero(context_, remainders_.data, remainders_.bytes());
   if (masters_.empty()) return;
   Convert(context_, store_->values().Rows(shard_begin_, masters_.size()), DType::kF32, masters_);
 }
@@ -290,11 +300,13 @@ StepResult Optimizer::Step(double lr, double weight_decay) {
   const AdamFactors decay = MakeAdamFactors(options_.adam, step_count_, lr, weight_decay, unscale, clip);
   const AdamFactors no_decay = MakeAdamFactors(options_.adam, step_count_, lr, 0.0, unscale, clip);
   const int64_t count = shard_end_ - shard_begin_;
+  const bool master_is_value = store_->dtype() == DType::kF32;
   const AdamBuffers buffers{.gradient = store_->main_grads(),
                             .first = first_moment_,
                             .second = second_moment_,
-                            .master = masters_.empty() ? store_->values().Rows(shard_begin_, count) : masters_,
-                            .value = masters_.empty() ? Tensor() : store_->values(),
+                            .master = master_is_value ? store_->values().Rows(shard_begin_, count) : masters_,
+                            .value = master_is_value ? Tensor() : store_->values(),
+                            .remainder = remainders_,
                             .origin = shard_begin_};
   UpdatePieces(context_, buffers, own_pieces_, decay, no_decay);
   if (sharded_) GatherValues();
@@ -336,13 +348,18 @@ std::vector<OptimizerStateTensor> Optimizer::StateTensors() const {
     }
   };
   if (!masters_.empty()) add("fp32_param", masters_);
+  if (!remainders_.empty()) add("fp32_param_remainder", remainders_);
   add("exp_avg", first_moment_);
   add("exp_avg_sq", second_moment_);
   return tensors;
 }
 
 int64_t Optimizer::StateBytes() const {
-  return (shard_end_ - shard_begin_) * (store_->dtype() == DType::kF32 ? 2 : 3) * static_cast<int64_t>(sizeof(float));
+  int64_t bytes = 0;
+  for (const Tensor& state : {first_moment_, second_moment_, masters_, remainders_}) {
+    if (!state.empty()) bytes += static_cast<int64_t>(state.bytes());
+  }
+  return bytes;
 }
 
 }  // namespace mbridge

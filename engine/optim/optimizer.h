@@ -28,6 +28,8 @@ struct OptimizerOptions {
   LossScalerOptions loss_scaler;
   bool shard_over_data_parallel = false;  // ddp.use_distributed_optimizer: each rank keeps 1/dp of masters and moments.
   bool count_zero_gradients = false;      // logger.log_num_zeros_in_grad
+  DType moment_dtype = DType::kF32;  // Or BF16: optimizer.exp_avg_dtype and exp_avg_sq_dtype of the precision-aware optimizer.
+  bool split_masters = false;        // optimizer.store_param_remainders: a BF16 model's masters as values and remainders.
 };
 
 struct StepResult {
@@ -39,9 +41,9 @@ struct StepResult {
 
 // A tensor for the checkpoint: `tensor` holds the elements [flat_begin, flat_begin + size) of the parameter's shard.
 struct OptimizerStateTensor {
-  std::string name;  // "optimizer.state.exp_avg.<parameter>", …exp_avg_sq…, …fp32_param….
+  std::string name;  // "optimizer.state.exp_avg.<parameter>", …exp_avg_sq…, …fp32_param…, …fp32_param_remainder….
   const ParameterSpec* spec = nullptr;
-  Tensor tensor;  // F32, on the optimizer's device; the parameter's shape, or 1-D where it is a piece.
+  Tensor tensor;  // On the optimizer's device; the parameter's shape, or 1-D where it is a piece.
   int64_t flat_begin = 0;
   bool write_here = true;  // False where another rank writes the same.
 };
@@ -68,7 +70,7 @@ class Optimizer {
   // with a non-finite gradient is for the caller to treat as a failure.
   StepResult Step(double lr, double weight_decay);
 
-  // L2 norm over the fp32 masters of the whole model.
+  // L2 norm over the fp32 masters of the whole model (over the values where masters are split).
   float ParameterNorm();
   // Name of a parameter with a NaN or infinite main gradient on this rank; empty if there is none.
   std::string FindNonFiniteGradient() const;
@@ -121,7 +123,8 @@ class Optimizer {
   std::vector<int> parameters_;                         // Those that have pieces, in order.
   PieceList all_pieces_, own_pieces_, counted_pieces_;  // On the device; the last those of this rank that it counts.
   std::vector<std::shared_ptr<void>> memory_;           // On the device, and page-locked.
-  Tensor first_moment_, second_moment_, masters_;       // Of [shard_begin_, shard_end_); masters_ empty if the model is F32.
+  // Of [shard_begin_, shard_end_). No masters if the model is F32; remainders instead where they are split.
+  Tensor first_moment_, second_moment_, masters_, remainders_;
   Tensor piece_sums_, piece_firsts_, parameter_sums_, zeros_, staging_;
   double* host_sums_ = nullptr;  // A copy of parameter_sums_.
   int64_t* host_zeros_ = nullptr;

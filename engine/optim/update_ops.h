@@ -22,8 +22,8 @@ struct PieceList {
   int64_t count = 0;
 };
 
-// sums[i] = sum of (x * scale)^2 over piece i: the product in F32, squares and sum in F64. data F32 holds the buffer's elements
-// from `origin` on; sums F64 [pieces].
+// sums[i] = sum of (x * scale)^2 over piece i: the product in F32, squares and sum in F64. data (F32, BF16 or F16)
+// holds the buffer's elements from `origin` on; sums F64 [pieces].
 extern Op<void(const Context&, const Tensor& data, int64_t origin, const PieceList& pieces, float scale, const Tensor& sums)>
     SumOfSquares;
 
@@ -31,15 +31,20 @@ extern Op<void(const Context&, const Tensor& data, int64_t origin, const PieceLi
 // firsts I64 [p + 1], totals F64 [p].
 extern Op<void(const Context&, const Tensor& sums, const Tensor& firsts, const Tensor& totals)> SumByParameter;
 
-// count I64 [1] = elements of the pieces that are equal to 0. data as above.
+// count I64 [1] = elements of the pieces that are equal to 0. data F32.
 extern Op<void(const Context&, const Tensor& data, int64_t origin, const PieceList& pieces, const Tensor& count)> CountZeros;
 
 struct AdamBuffers {
-  Tensor gradient;               // F32, the whole buffer; read only.
-  Tensor first, second, master;  // F32, elements from `origin` on; updated in place.
-  Tensor value;  // The whole buffer in the model's dtype: gets the rounded master. Empty where the master is the value.
+  Tensor gradient;       // F32, the whole buffer; read only.
+  Tensor first, second;  // Moments, F32 or both BF16 (rounded to nearest), elements from `origin` on; updated in place.
+  Tensor master;         // F32, from `origin` on, updated in place. Empty with `remainder`.
+  Tensor value;          // The whole buffer in the model's dtype: gets the rounded master. Empty where the master is the value.
+  Tensor remainder;  // From `origin` on, 16 raw bits an element (called BF16): with a BF16 `value` it is the master. Or empty.
   int64_t origin = 0;
 };
+
+// A master as BF16 value and remainder: the remainder is the F32's lower half, the value the upper half plus the lower's top bit,
+// so rounded to nearest, ties up (TransformerEngine's store_param_remainders). The upper half is the value less that bit.
 
 // adam.h's update of every element of the pieces, to the bit on every device.
 extern Op<void(const Context&, const AdamBuffers& buffers, const PieceList& pieces, const AdamFactors& decay,

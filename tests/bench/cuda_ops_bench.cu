@@ -244,7 +244,7 @@ void BenchOptimizer(Bench* bench, int64_t count) {
   const PieceList list{static_cast<const UpdatePiece*>(memory.data), static_cast<int64_t>(pieces.size())};
   const auto array = [&] { return bench->Normal(kF32, {count}); };
   const Tensor gradient = array(), value = bench->Empty(kBF16, {count}), sums = bench->Empty(DType::kF64, {list.count});
-  const AdamBuffers buffers{gradient, array(), bench->Empty(kF32, {count}), array(), value, 0};
+  const AdamBuffers buffers{gradient, array(), bench->Empty(kF32, {count}), array(), value, {}, 0};
   MB_CUDA(cudaMemset(buffers.second.data, 0, buffers.second.bytes()));
   MB_CUDA(cudaDeviceSynchronize());
   const AdamFactors factors = MakeAdamFactors({}, 3, 1e-4, 0.1, 1.0f, 1.0f);
@@ -252,6 +252,13 @@ void BenchOptimizer(Bench* bench, int64_t count) {
                 [&](int) { SumOfSquares(context, gradient, 0, list, 1.0f, sums); });
   bench->Report(fmt::format("adam, fp32 state, bf16 out [{}]", count), 30.0 * count,
                 [&](int) { UpdatePieces(context, buffers, list, factors, factors); });
+  const auto narrow = [&](const Tensor& wide) { return Tensor{wide.data, kBF16, DeviceType::kCuda, {count}}; };
+  const AdamBuffers narrow_buffers{gradient, narrow(buffers.first), narrow(buffers.second), {}, value, narrow(buffers.master), 0};
+  MB_CUDA(cudaMemset(buffers.first.data, 0, buffers.first.bytes()));
+  MB_CUDA(cudaMemset(buffers.second.data, 0, buffers.second.bytes()));
+  MB_CUDA(cudaDeviceSynchronize());
+  bench->Report(fmt::format("adam, bf16 moments, split master [{}]", count), 20.0 * count,
+                [&](int) { UpdatePieces(context, narrow_buffers, list, factors, factors); });
   const int64_t part = count / 2;
   bench->Report(fmt::format("add gradient bf16 to fp32 [{}]", part), 10.0 * part,
                 [&](int) { AddGradient(context, value.Rows(0, part), kBF16, gradient.Rows(0, part)); });

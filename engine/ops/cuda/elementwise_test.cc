@@ -2,7 +2,11 @@
 #include "engine/ops/bias_gelu.h"
 #include "engine/ops/cuda/twin_test.h"
 #include "engine/ops/dropout.h"
+#include "engine/ops/geglu.h"
+#include "engine/ops/logit_transform.h"
 #include "engine/ops/rotary.h"
+#include "engine/ops/scale.h"
+#include "engine/ops/squared_relu.h"
 #include "engine/ops/swiglu.h"
 
 namespace mbridge::test {
@@ -92,6 +96,77 @@ TEST(SwiGluCuda, MatchesTheCpuTwin) {
           ExpectWithinAStep(gpu_dx.ToValues(), dx.ToValues(), dtype, 2e-6, 0.03);
         }
       }
+    }
+  }
+}
+
+TEST(GegluCuda, MatchesTheCpuTwin) {
+  MB_NEEDS_GPU();
+  const Gpu gpu;
+  for (const DType dtype : kGpuTypes) {
+    for (const auto& [rows, n] : {RowShape{3, 7}, RowShape{9, 96}}) {
+      for (const GeluKind kind : {GeluKind::kTanhFused, GeluKind::kTanh, GeluKind::kErf, GeluKind::kErfFused}) {
+        const Twin x(dtype, {rows, 2 * n}, 1, 2.0), bias(dtype, {2 * n}, 2), dy(dtype, {rows, n}, 3);
+        const Owned y(DType::kF32, {rows, n}), dx(DType::kF32, {rows, 2 * n});
+        const OnGpu gpu_y(dtype, {rows, n}), gpu_dx(dtype, {rows, 2 * n});
+        GegluForward.cpu({}, x.cpu, bias.cpu, kind, dtype, y);
+        GegluForward(gpu, x.gpu, bias.gpu, kind, dtype, gpu_y);
+        // Eager rounding makes a step of the gate a step or two of the product.
+        ExpectWithinAStep(gpu_y.ToValues(), y.ToValues(), dtype, StepOf(dtype), 0.1);
+        GegluBackward.cpu({}, dy.cpu, x.cpu, bias.cpu, kind, dtype, dx);
+        GegluBackward(gpu, dy.gpu, x.gpu, bias.gpu, kind, dtype, gpu_dx);
+        ExpectWithinAStep(gpu_dx.ToValues(), dx.ToValues(), dtype, StepOf(dtype), 0.1);
+      }
+    }
+  }
+}
+
+TEST(SquaredReluCuda, EqualsTheCpuTwin) {
+  MB_NEEDS_GPU();
+  const Gpu gpu;
+  for (const DType dtype : kGpuTypes) {
+    for (const auto& [rows, n] : {RowShape{3, 7}, RowShape{9, 96}}) {
+      const Twin x(dtype, {rows, n}, 1, 2.0), bias(dtype, {n}, 2), dy(dtype, {rows, n}, 3);
+      const Owned expected(DType::kF32, {rows, n});
+      const OnGpu actual(dtype, {rows, n});
+      SquaredReluForward.cpu({}, x.cpu, bias.cpu, dtype, expected);
+      SquaredReluForward(gpu, x.gpu, bias.gpu, dtype, actual);
+      EXPECT_EQ(actual.ToValues(), expected.ToValues());
+      SquaredReluBackward.cpu({}, dy.cpu, x.cpu, bias.cpu, dtype, expected);
+      SquaredReluBackward(gpu, dy.gpu, x.gpu, bias.gpu, dtype, actual);
+      EXPECT_EQ(actual.ToValues(), expected.ToValues());
+    }
+  }
+}
+
+TEST(ScaleCuda, EqualsTheCpuTwin) {
+  MB_NEEDS_GPU();
+  const Gpu gpu;
+  for (const DType dtype : kGpuTypes) {
+    for (const int64_t count : {1, 2051, 30000}) {
+      const Twin x(dtype, {count}, 1);
+      Scale.cpu({}, x.cpu, 0.37f, dtype, x.cpu);
+      Scale(gpu, x.gpu, 0.37f, dtype, x.gpu);
+      EXPECT_EQ(x.gpu.ToValues(), x.cpu.ToValues());
+    }
+  }
+}
+
+TEST(LogitTransformCuda, MatchesTheCpuTwin) {
+  MB_NEEDS_GPU();
+  const Gpu gpu;
+  constexpr int64_t kRows = 5, kColumns = 70, kStride = 77;
+  const auto matrix = [](const Tensor& t) { return Matrix{t.data, t.dtype, kRows, kColumns, kStride}; };
+  for (const DType dtype : kGpuTypes) {
+    for (const LogitTransform& transform : {LogitTransform{0.5f, 0.0f}, LogitTransform{1.5f, 30.0f}}) {
+      const Twin logits(dtype, {kRows, kStride}, 1, 40.0), gradient(dtype, {kRows, kStride}, 2);
+      TransformLogits.cpu({}, matrix(logits.cpu), transform, dtype);
+      TransformLogits(gpu, matrix(logits.gpu), transform, dtype);
+      ExpectWithinAStep(logits.gpu.ToValues(), logits.cpu.ToValues(), dtype, 1e-5);
+      const OnGpu same(dtype, {kRows, kStride}, logits.cpu.ToValues());
+      TransformLogitsBackward.cpu({}, matrix(logits.cpu), transform, dtype, matrix(gradient.cpu));
+      TransformLogitsBackward(gpu, matrix(same), transform, dtype, matrix(gradient.gpu));
+      ExpectWithinAStep(gradient.gpu.ToValues(), gradient.cpu.ToValues(), dtype, 1e-6);
     }
   }
 }

@@ -9,15 +9,18 @@
 #include "engine/ops/dropout_mask.h"
 #include "engine/ops/embedding.h"
 #include "engine/ops/embedding_places.h"
+#include "engine/ops/geglu.h"
 #include "engine/ops/gemm.h"
 #include "engine/ops/gradient_sums.h"
 #include "engine/ops/layer_norm.h"
+#include "engine/ops/logit_transform.h"
 #include "engine/ops/loss_sum.h"
 #include "engine/ops/normal_init.h"
 #include "engine/ops/rms_norm.h"
 #include "engine/ops/rotary.h"
 #include "engine/ops/scale.h"
 #include "engine/ops/softmax_cross_entropy.h"
+#include "engine/ops/squared_relu.h"
 #include "engine/ops/swiglu.h"
 #include "engine/ops/vocab_cross_entropy.h"
 
@@ -55,6 +58,12 @@ TEST(CudaRegistration, OperatorsHaveCudaTwins) {
   EXPECT_NE(Rotary.cuda, nullptr);
   EXPECT_NE(Scale.cuda, nullptr);
   EXPECT_NE(SoftmaxCrossEntropy.cuda, nullptr);
+  EXPECT_NE(GegluForward.cuda, nullptr);
+  EXPECT_NE(GegluBackward.cuda, nullptr);
+  EXPECT_NE(SquaredReluForward.cuda, nullptr);
+  EXPECT_NE(SquaredReluBackward.cuda, nullptr);
+  EXPECT_NE(TransformLogits.cuda, nullptr);
+  EXPECT_NE(TransformLogitsBackward.cuda, nullptr);
   EXPECT_NE(SwiGluForward.cuda, nullptr);
   EXPECT_NE(SwiGluBackward.cuda, nullptr);
   EXPECT_NE(CrossEntropyBegin.cuda, nullptr);

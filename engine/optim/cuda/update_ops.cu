@@ -19,8 +19,8 @@ __device__ double SumInFirstThread(double x, double* shared) {
 }
 
 // f(value) for this thread's elements of a piece; 16 bytes at once where they are aligned.
-template <class F> __device__ __forceinline__ void ForEach(const float* x, int count, F&& f) {
-  const int whole = reinterpret_cast<uintptr_t>(x) % 16 == 0 ? count / kN * kN : 0;
+template <class T, class F> __device__ __forceinline__ void ForEach(const T* x, int count, F&& f) {
+  const int whole = reinterpret_cast<uintptr_t>(x) % (kN * sizeof(T)) == 0 ? count / kN * kN : 0;
 #pragma unroll 4
   for (int i = threadIdx.x * kN; i < whole; i += kThreads * kN) {
     float values[kN];
@@ -28,12 +28,13 @@ template <class F> __device__ __forceinline__ void ForEach(const float* x, int c
 #pragma unroll
     for (int k = 0; k < kN; ++k) f(values[k]);
   }
-  for (int i = whole + threadIdx.x; i < count; i += kThreads) f(x[i]);
+  for (int i = whole + threadIdx.x; i < count; i += kThreads) f(Widen(x[i]));
 }
 
 // A block a piece, here and below.
+template <class T>
 __global__ void __launch_bounds__(kThreads)
-    SquaresKernel(const float* data, int64_t origin, const UpdatePiece* pieces, float scale, double* sums) {
+    SquaresKernel(const T* data, int64_t origin, const UpdatePiece* pieces, float scale, double* sums) {
   __shared__ double shared[kThreads / 32];
   const UpdatePiece piece = pieces[blockIdx.x];
   double sum = 0;
@@ -72,8 +73,10 @@ unsigned GridFor(const PieceList& list) {
 void SumOfSquaresCuda(const Context& context, const Tensor& data, int64_t origin, const PieceList& list, float scale,
                       const Tensor& sums) {
   if (list.count == 0) return;
-  SquaresKernel<<<GridFor(list), kThreads, 0, StreamOf(context)>>>(data.as<float>(), origin, list.pieces, scale,
-                                                                   sums.as<double>());
+  WithType(data.dtype, [&]<class T>(T) {
+    SquaresKernel<<<GridFor(list), kThreads, 0, StreamOf(context)>>>(static_cast<const T*>(data.data), origin, list.pieces, scale,
+                                                                     sums.as<double>());
+  });
   MB_CUDA_LAUNCHED();
 }
 
@@ -121,72 +124,135 @@ __device__ __forceinline__ void UpdateElement(const Factors& a, float gradient, 
 
 struct Pointers {
   const float* gradient;
-  float *first, *second, *master;  // From `origin` on.
-  void* value;                     // Null: the master is the value.
+  void *first, *second;  // From `origin` on, like master and remainder.
+  float* master;         // Null: split into value and remainder.
+  void* value;           // Null: the master is the value.
+  uint16_t* remainder;
   int64_t origin;
 };
 
-// T: the model's type.
-template <class T>
+// How a master lies in memory.
+enum class Master { kAlone, kWithValue, kSplit };
+
+// kCount neighbouring elements' state in registers. V: the value's type, M: the moments'.
+template <class V, class M, Master kMaster, int kCount> struct Elements {
+  static constexpr bool kSplit = kMaster == Master::kSplit, kValue = kMaster == Master::kWithValue;
+  Pack<float, kCount> gradient, master;
+  Pack<M, kCount> first, second;
+  Pack<V, kSplit ? kCount : 1> value;
+  Pack<uint16_t, kSplit ? kCount : 1> remainder;
+
+  __device__ __forceinline__ void Load(const Pointers& at, int64_t i) {
+    const int64_t local = i - at.origin;
+    gradient = LoadPack<kCount>(at.gradient + i);
+    first = LoadPack<kCount>(static_cast<const M*>(at.first) + local);
+    second = LoadPack<kCount>(static_cast<const M*>(at.second) + local);
+    if constexpr (kSplit) {
+      value = LoadPack<kCount>(static_cast<const V*>(at.value) + i);
+      remainder = LoadPack<kCount>(static_cast<const uint16_t*>(at.remainder) + local);
+    } else {
+      master = LoadPack<kCount>(static_cast<const float*>(at.master) + local);
+    }
+  }
+
+  __device__ __forceinline__ void UpdateAndStore(const Pointers& at, int64_t i, const Factors& factors) const {
+    const int64_t local = i - at.origin;
+    float g[kCount], m[kCount], v[kCount], p[kCount];
+    Unpack(gradient, g);
+    Unpack(first, m);
+    Unpack(second, v);
+    if constexpr (kSplit) {
+      uint16_t upper[kCount], lower[kCount];
+      memcpy(upper, value.units, sizeof(upper));
+      memcpy(lower, remainder.units, sizeof(lower));
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) p[k] = __uint_as_float((uint32_t{upper[k]} - (lower[k] >> 15)) << 16 | lower[k]);
+    } else {
+      Unpack(master, p);
+    }
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) UpdateElement(factors, g[k], m[k], v[k], p[k]);
+    StoreFloats<kCount>(static_cast<M*>(at.first) + local, m);
+    StoreFloats<kCount>(static_cast<M*>(at.second) + local, v);
+    if constexpr (kSplit) {
+      uint16_t upper[kCount], lower[kCount];
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        const uint32_t bits = __float_as_uint(p[k]);
+        upper[k] = static_cast<uint16_t>((bits >> 16) + (bits >> 15 & 1u));
+        lower[k] = static_cast<uint16_t>(bits);
+      }
+      Pack<uint16_t, kCount> stored;
+      memcpy(stored.units, upper, sizeof(upper));
+      StorePack(static_cast<uint16_t*>(at.value) + i, stored);
+      memcpy(stored.units, lower, sizeof(lower));
+      StorePack(at.remainder + local, stored);
+    } else {
+      StoreFloats<kCount>(at.master + local, p);
+      if constexpr (kValue) StoreFloats<kCount>(static_cast<V*>(at.value) + i, p);
+    }
+  }
+};
+
+template <class V, class M, Master kMaster>
 __global__ void __launch_bounds__(kThreads)
-    UpdateKernel(const Pointers at, const UpdatePiece* pieces, const Factors decay, const Factors no_decay) {
-  constexpr bool kRounded = !std::is_same_v<T, float>;
+    UpdateKernel(const Pointers at, const UpdatePiece* pieces, bool aligned, const Factors decay, const Factors no_decay) {
   constexpr int kUnroll = 2;
   const UpdatePiece piece = pieces[blockIdx.x];
   const Factors& factors = piece.decays != 0 ? decay : no_decay;
-  const int64_t local = piece.begin - at.origin;
-  const float* gradient = at.gradient + piece.begin;
-  float *first = at.first + local, *second = at.second + local, *master = at.master + local;
-  T* value = static_cast<T*>(at.value) + (kRounded ? piece.begin : 0);
-  const auto aligned = [](const void* pointer, int bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; };
-  const bool vectors = aligned(gradient, 16) && aligned(first, 16) && aligned(second, 16) && aligned(master, 16) &&
-                       (!kRounded || aligned(value, 8));
-  const int whole = vectors ? piece.count / kN * kN : 0;
+  const int whole = aligned && piece.begin % kN == 0 ? piece.count / kN * kN : 0;
   for (int base = threadIdx.x * kN; base < whole; base += kThreads * kN * kUnroll) {
-    Pack<float, kN> g[kUnroll], m[kUnroll], v[kUnroll], p[kUnroll];
+    Elements<V, M, kMaster, kN> loaded[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int i = base + u * kThreads * kN;
-      if (i >= whole) continue;
-      g[u] = LoadPack<kN>(gradient + i);
-      m[u] = LoadPack<kN>(first + i);
-      v[u] = LoadPack<kN>(second + i);
-      p[u] = LoadPack<kN>(master + i);
+      if (i < whole) loaded[u].Load(at, piece.begin + i);
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int i = base + u * kThreads * kN;
-      if (i >= whole) continue;
-      float gs[kN], ms[kN], vs[kN], ps[kN];
-      Unpack(g[u], gs);
-      Unpack(m[u], ms);
-      Unpack(v[u], vs);
-      Unpack(p[u], ps);
-#pragma unroll
-      for (int k = 0; k < kN; ++k) UpdateElement(factors, gs[k], ms[k], vs[k], ps[k]);
-      StoreFloats<kN>(first + i, ms);
-      StoreFloats<kN>(second + i, vs);
-      StoreFloats<kN>(master + i, ps);
-      if constexpr (kRounded) StoreFloats<kN>(value + i, ps);
+      if (i < whole) loaded[u].UpdateAndStore(at, piece.begin + i, factors);
     }
   }
   for (int i = whole + threadIdx.x; i < piece.count; i += kThreads) {
-    float m = first[i], v = second[i], p = master[i];
-    UpdateElement(factors, gradient[i], m, v, p);
-    first[i] = m;
-    second[i] = v;
-    master[i] = p;
-    if constexpr (kRounded) value[i] = Narrow<T>(p);
+    Elements<V, M, kMaster, 1> loaded;
+    loaded.Load(at, piece.begin + i);
+    loaded.UpdateAndStore(at, piece.begin + i, factors);
   }
 }
 
-void UpdatePiecesCuda(const Context& context, const AdamBuffers& buffers, const PieceList& list, const AdamFactors& decay,
+// f(V(), M(), the kind of master as an integral constant).
+template <class F> void WithElements(const AdamBuffers& b, F&& f) {
+  const auto with_moments = [&](auto value, auto master) {
+    b.first.dtype == DType::kBF16 ? f(value, __nv_bfloat16(), master) : f(value, float(), master);
+  };
+  if (!b.remainder.empty()) {
+    return with_moments(__nv_bfloat16(), std::integral_constant<Master, Master::kSplit>());
+  }
+  if (b.value.empty()) return with_moments(float(), std::integral_constant<Master, Master::kAlone>());
+  const std::integral_constant<Master, Master::kWithValue> with_value;
+  b.value.dtype == DType::kBF16 ? with_moments(__nv_bfloat16(), with_value) : with_moments(__half(), with_value);
+}
+
+void UpdatePiecesCuda(const Context& context, const AdamBuffers& b, const PieceList& list, const AdamFactors& decay,
                       const AdamFactors& no_decay) {
   if (list.count == 0) return;
-  const Pointers at{buffers.gradient.as<float>(), buffers.first.as<float>(), buffers.second.as<float>(),
-                    buffers.master.as<float>(),   buffers.value.data,        buffers.origin};
-  WithType(buffers.value.empty() ? DType::kF32 : buffers.value.dtype, [&]<class T>(T) {
-    UpdateKernel<T><<<GridFor(list), kThreads, 0, StreamOf(context)>>>(at, list.pieces, FactorsOf(decay), FactorsOf(no_decay));
+  const bool split = !b.remainder.empty();
+  if (b.first.dtype != b.second.dtype || (split && b.value.dtype != DType::kBF16)) {
+    ThrowEngineError("optimizer state of {} and {} for {} values", NameOf(b.first.dtype), NameOf(b.second.dtype),
+                     NameOf(b.value.dtype));
+  }
+  const Pointers at{b.gradient.as<float>(),
+                    b.first.data,
+                    b.second.data,
+                    split ? nullptr : b.master.as<float>(),
+                    b.value.data,
+                    static_cast<uint16_t*>(b.remainder.data),
+                    b.origin};
+  const bool aligned = AreAligned16(at.gradient, at.first, at.second, at.master, at.value, at.remainder) && b.origin % kN == 0;
+  WithElements(b, [&]<class V, class M, Master kMaster>(V, M, std::integral_constant<Master, kMaster>) {
+    UpdateKernel<V, M, kMaster>
+        <<<GridFor(list), kThreads, 0, StreamOf(context)>>>(at, list.pieces, aligned, FactorsOf(decay), FactorsOf(no_decay));
   });
   MB_CUDA_LAUNCHED();
 }

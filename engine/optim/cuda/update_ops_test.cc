@@ -87,14 +87,48 @@ TEST(UpdateOpsCuda, TheUpdateEqualsTheCpuTwin) {
       const Owned value(dtype, {kEnd}, Values(kEnd, 0.0));
       const OnGpu gpu_gradient(gradient), gpu_first(first), gpu_moment(moment), gpu_master(master), gpu_value(value);
       const bool separate = dtype != DType::kF32;
-      UpdatePieces.cpu({}, {gradient, first, moment, master, separate ? value.tensor() : Tensor(), kOrigin}, list, decay,
+      UpdatePieces.cpu({}, {gradient, first, moment, master, separate ? value.tensor() : Tensor(), {}, kOrigin}, list, decay,
                        no_decay);
-      UpdatePieces(gpu, {gpu_gradient, gpu_first, gpu_moment, gpu_master, separate ? gpu_value.tensor() : Tensor(), kOrigin},
+      UpdatePieces(gpu, {gpu_gradient, gpu_first, gpu_moment, gpu_master, separate ? gpu_value.tensor() : Tensor(), {}, kOrigin},
                    pieces.list(), decay, no_decay);
       EXPECT_EQ(gpu_first.ToValues(), first.ToValues());
       EXPECT_EQ(gpu_moment.ToValues(), moment.ToValues());
       EXPECT_EQ(gpu_master.ToValues(), master.ToValues());
       EXPECT_EQ(gpu_value.ToValues(), value.ToValues());
+    }
+  }
+}
+
+TEST(UpdateOpsCuda, NarrowStateEqualsTheCpuTwin) {
+  MB_NEEDS_GPU();
+  const Gpu gpu;
+  const GpuPieces pieces;
+  const PieceList list{Pieces().data(), static_cast<int64_t>(Pieces().size())};
+  constexpr int64_t kCount = kEnd - kOrigin;
+  const AdamFactors factors = MakeAdamFactors({.beta2 = 0.95}, 3, 3e-4, 0.1, 0.5f, 0.7f);
+  const Owned gradient(DType::kF32, {kEnd}, RandomValues(kEnd, 1, 1.0, DType::kF32));
+  const OnGpu gpu_gradient(gradient);
+  for (const DType moments : {DType::kF32, DType::kBF16}) {
+    for (const bool split : {false, true}) {
+      const Owned first(moments, {kCount}, RandomValues(kCount, 2)), second(moments, {kCount}, Values(kCount, 0.25));
+      const Owned master(DType::kF32, {kCount}, RandomValues(kCount, 3, 1.0, DType::kF32));
+      const Owned value(DType::kBF16, {kEnd}, RandomValues(kEnd, 4)), remainder(DType::kBF16, {kCount}, RandomValues(kCount, 5));
+      const OnGpu gpu_first(first), gpu_second(second), gpu_master(master), gpu_value(value), gpu_remainder(remainder);
+      UpdatePieces.cpu(
+          {},
+          {gradient, first, second, split ? Tensor() : master.tensor(), value, split ? remainder.tensor() : Tensor(), kOrigin},
+          list, factors, factors);
+      UpdatePieces(gpu,
+                   {gpu_gradient, gpu_first, gpu_second, split ? Tensor() : gpu_master.tensor(), gpu_value,
+                    split ? gpu_remainder.tensor() : Tensor(), kOrigin},
+                   pieces.list(), factors, factors);
+      EXPECT_EQ(gpu_first.ToValues(), first.ToValues());
+      EXPECT_EQ(gpu_second.ToValues(), second.ToValues());
+      EXPECT_EQ(gpu_master.ToValues(), master.ToValues());
+      EXPECT_EQ(gpu_value.ToValues(), value.ToValues());
+      // As bits: a remainder may look like NaN.
+      const std::vector<BFloat16> bits = HostCopy<BFloat16>(gpu_remainder);
+      EXPECT_EQ(std::memcmp(bits.data(), remainder.tensor().data, remainder.tensor().bytes()), 0);
     }
   }
 }

@@ -1,0 +1,31 @@
+#include "engine/ops/geglu.h"
+
+#include "engine/ops/cuda/gated.h"
+#include "engine/ops/cuda/gelu.h"
+
+namespace mbridge::cuda {
+namespace {
+
+template <bool kBackward>
+void Run(const Context& context, const Tensor& dy, const Tensor& x, const Tensor& bias, GeluKind kind, DType precision,
+         const Tensor& out) {
+  CheckStorage(x, precision);
+  CheckGatedWidth(x, kBackward ? dy : out);
+  WithType(x.dtype, [&]<class T>(T) {
+    WithGelu<T>(kind, [&]<class Gelu>(Gelu) { LaunchGated<T, Gelu, Gelu::kRoundSum, kBackward>(context, dy, x, bias, out); });
+  });
+}
+
+void ForwardCuda(const Context& context, const Tensor& x, const Tensor& bias, GeluKind kind, DType precision, const Tensor& y) {
+  Run<false>(context, {}, x, bias, kind, precision, y);
+}
+
+void BackwardCuda(const Context& context, const Tensor& dy, const Tensor& x, const Tensor& bias, GeluKind kind, DType precision,
+                  const Tensor& dx) {
+  Run<true>(context, dy, x, bias, kind, precision, dx);
+}
+
+const bool g_registered = (GegluForward.cuda = &ForwardCuda, GegluBackward.cuda = &BackwardCuda, true);
+
+}  // namespace
+}  // namespace mbridge::cuda
