@@ -169,11 +169,8 @@ void RequireCudaParts(const GptConfig& c) {
                       fmt::format("{} has no CUDA operator in this version; --device cpu trains it", part));
   };
   require(c.num_moe_experts == 0, "a mixture of experts (model.num_moe_experts)");
-  require(c.activation == ActivationKind::kGelu || c.activation == ActivationKind::kGeluTanh ||
-              c.activation == ActivationKind::kSwiGlu,
-          "this activation (model.activation_func)");
+  require(c.activation != ActivationKind::kQuickGeglu, "this activation (model.activation_func)");
   require(c.logits_scaling == 1 && c.final_logit_softcapping == 0, "a scale or soft cap of the logits");
-  require(c.embedding_multiplier == 1 && c.residual_multiplier == 1, "a multiplier of embeddings or residuals");
 }
 
 }  // namespace mbridge
