@@ -34,16 +34,46 @@ cudaDataType_t CudaType(DType dtype) {
   }
 }
 
-// A row-major matrix is its transpose in cuBLASLt's column-major order, with the same distance between lines.
-cublasLtMatrixLayout_t LayoutOf(const Matrix& x, int count, int64_t stride) {
+// A row-major matrix.
+struct Operand {
+  Operand(const Matrix& x) : data(x.data), type(CudaType(x.dtype)), rows(x.rows), cols(x.cols), stride(x.stride) {}
+  Operand(const Fp8Matrix& x)
+      : data(x.data),
+        type(x.format == Fp8Format::kE4M3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2),
+        rows(x.rows),
+        cols(x.cols),
+        stride(x.stride),
+        inverse_scale(x.inverse_scale) {}
+  void* data;
+  cudaDataType_t type;
+  int64_t rows, cols, stride;
+  const float* inverse_scale = nullptr;  // Of 8-bit floats.
+};
+
+// c = alpha op(a) op(b) + beta c.
+struct Problem {
+  Operand a, b, c;
+  bool transpose_a, transpose_b;
+  float alpha, beta;
+  GemmBatch batch = {};
+  bool fast_accumulate = false;
+  int64_t inner() const { return transpose_a ? a.rows : a.cols; }
+};
+
+// cuBLASLt's order is column-major, in which a row-major matrix is its transpose, with the same distance between lines.
+cublasLtMatrixLayout_t LayoutOf(const Operand& x, int count, int64_t stride) {
   cublasLtMatrixLayout_t layout = nullptr;
-  MB_CUBLAS(cublasLtMatrixLayoutCreate(&layout, CudaType(x.dtype), x.cols, x.rows, x.stride));
+  MB_CUBLAS(cublasLtMatrixLayoutCreate(&layout, x.type, x.cols, x.rows, x.stride));
   if (count > 1) {
     const int32_t batch = count;
     MB_CUBLAS(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch));
     MB_CUBLAS(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride));
   }
   return layout;
+}
+
+template <class T> void Set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute, const T& value) {
+  MB_CUBLAS(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value));
 }
 
 // Descriptors of one problem and the algorithm chosen for it. Lives as long as the process. c^T = op(b)^T op(a)^T: cuBLASLt's
@@ -54,15 +84,9 @@ struct Plan {
   cublasLtMatmulAlgo_t algorithm{};
 };
 
-struct Operands {
-  const void *first, *second;
-  void* result;
-  float alpha, beta;
-};
-
-cublasStatus_t Launch(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Operands& x, const Context& context) {
-  return cublasLtMatmul(Handle(), plan.operation, &x.alpha, x.first, plan.first, x.second, plan.second, &x.beta, x.result,
-                        plan.result, x.result, plan.result, &algorithm, context.workspace,
+cublasStatus_t Launch(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Problem& x, const Context& context) {
+  return cublasLtMatmul(Handle(), plan.operation, &x.alpha, x.b.data, plan.first, x.a.data, plan.second, &x.beta, x.c.data,
+                        plan.result, x.c.data, plan.result, &algorithm, context.workspace,
                         std::min(context.workspace_bytes, kGemmWorkspaceBytes), static_cast<cudaStream_t>(context.stream));
 }
 
@@ -73,30 +97,32 @@ uint32_t AlignmentOf(const void* data) {
 }
 
 // beta is no part of it: adding to c takes the algorithm of the plain product.
-GemmKey KeyOf(const Context& context, const Matrix& a, const Matrix& b, const Matrix& c, const GemmOptions& options,
-              const GemmBatch& batch) {
-  const int64_t types = static_cast<int64_t>(a.dtype) | static_cast<int64_t>(c.dtype) << 8 | int64_t{options.transpose_a} << 16 |
-                        int64_t{options.transpose_b} << 17;
-  const int64_t alignments = AlignmentOf(a.data) | int64_t{AlignmentOf(b.data)} << 16 | int64_t{AlignmentOf(c.data)} << 32;
+GemmKey KeyOf(const Context& context, const Problem& x) {
+  const int64_t types = x.a.type | x.b.type << 8 | x.c.type << 16 | int64_t{x.transpose_a} << 32 | int64_t{x.transpose_b} << 33 |
+                        int64_t{x.fast_accumulate} << 34;
+  const int64_t alignments = AlignmentOf(x.a.data) | int64_t{AlignmentOf(x.b.data)} << 16 | int64_t{AlignmentOf(x.c.data)} << 32;
   const auto workspace = static_cast<int64_t>(std::min(context.workspace_bytes, kGemmWorkspaceBytes));
-  return {c.rows,        c.cols,         options.transpose_a ? a.rows : a.cols,
-          a.stride,      b.stride,       c.stride,
-          types,         alignments,     workspace,
-          batch.count,   batch.stride_a, batch.stride_b,
-          batch.stride_c};
+  return {x.c.rows,   x.c.cols,  x.inner(),     x.a.stride,       x.b.stride,       x.c.stride,      types,
+          alignments, workspace, x.batch.count, x.batch.stride_a, x.batch.stride_b, x.batch.stride_c};
 }
 
-Plan MakePlan(const Matrix& a, const Matrix& b, const Matrix& c, const GemmOptions& options, const GemmBatch& batch) {
+Plan MakePlan(const Problem& x) {
   Plan plan;
   MB_CUBLAS(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-  const cublasOperation_t first = options.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
-  const cublasOperation_t second = options.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
-  MB_CUBLAS(cublasLtMatmulDescSetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first));
-  MB_CUBLAS(cublasLtMatmulDescSetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second));
-  plan.first = LayoutOf(b, batch.count, batch.stride_b);
-  plan.second = LayoutOf(a, batch.count, batch.stride_a);
-  plan.result = LayoutOf(c, batch.count, batch.stride_c);
+  Set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, x.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+  Set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, x.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+  if (x.fast_accumulate) Set(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
+  plan.first = LayoutOf(x.b, x.batch.count, x.batch.stride_b);
+  plan.second = LayoutOf(x.a, x.batch.count, x.batch.stride_a);
+  plan.result = LayoutOf(x.c, x.batch.count, x.batch.stride_c);
   return plan;
+}
+
+// Addresses that the descriptor holds instead of the call.
+void SetScales(const Plan& plan, const Problem& x) {
+  if (x.a.inverse_scale == nullptr) return;
+  Set(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, x.b.inverse_scale);
+  Set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, x.a.inverse_scale);
 }
 
 void Destroy(const Plan& plan) {
@@ -106,7 +132,7 @@ void Destroy(const Plan& plan) {
   cublasLtMatmulDescDestroy(plan.operation);
 }
 
-std::vector<cublasLtMatmulAlgo_t> Candidates(const Context& context, const Plan& plan, const Operands& x, int wanted) {
+std::vector<cublasLtMatmulAlgo_t> Candidates(const Context& context, const Plan& plan, const Problem& x, int wanted) {
   cublasLtMatmulPreference_t preference = nullptr;
   MB_CUBLAS(cublasLtMatmulPreferenceCreate(&preference));
   const std::unique_ptr<std::remove_pointer_t<cublasLtMatmulPreference_t>, decltype(&cublasLtMatmulPreferenceDestroy)> owner(
@@ -118,10 +144,10 @@ std::vector<cublasLtMatmulAlgo_t> Candidates(const Context& context, const Plan&
   // The other schemes round partial sums to the result's type.
   set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
       static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, AlignmentOf(x.first));
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, AlignmentOf(x.second));
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, AlignmentOf(x.result));
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, AlignmentOf(x.result));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, AlignmentOf(x.b.data));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, AlignmentOf(x.a.data));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, AlignmentOf(x.c.data));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, AlignmentOf(x.c.data));
   std::vector<cublasLtMatmulHeuristicResult_t> found(std::clamp(wanted, 1, 64));
   int count = 0;
   MB_CUBLAS(cublasLtMatmulAlgoGetHeuristic(Handle(), plan.operation, plan.first, plan.second, plan.result, plan.result,
@@ -146,7 +172,7 @@ class Timer {
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
   // Milliseconds of one product, of `repeats` in a row; infinity for an algorithm that refuses.
-  float Time(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Operands& x, int repeats) {
+  float Time(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Problem& x, int repeats) {
     MB_CUDA(cudaEventRecord(begin_, stream_));
     for (int i = 0; i < repeats; ++i) {
       if (Launch(plan, algorithm, x, context_) != CUBLAS_STATUS_SUCCESS) return INFINITY;
@@ -167,9 +193,11 @@ class Timer {
 // A round over all candidates, then rounds over the best few. An earlier candidate stays unless a later one is 2 % faster, so
 // that noise seldom decides.
 cublasLtMatmulAlgo_t Fastest(const Context& context, const Plan& plan, const std::vector<cublasLtMatmulAlgo_t>& algorithms,
-                             const Operands& x, double operations) {
+                             const Problem& x) {
   constexpr int kFinalists = 4, kRounds = 3;
   constexpr double kOperationsPerMs = 5e11, kWindowMs = 0.5;
+  const double operations =
+      2.0 * static_cast<double>(x.c.rows) * static_cast<double>(x.c.cols) * static_cast<double>(x.inner()) * x.batch.count;
   const int repeats = std::clamp(static_cast<int>(kWindowMs * kOperationsPerMs / (operations + 1.0)), 1, 10);
   Timer timer(context);
   std::vector<std::pair<float, int>> times;
@@ -211,58 +239,56 @@ class Plans {
     choices_.Save();
   }
 
-  void Multiply(const Context& context, const Matrix& a, const Matrix& b, const Matrix& c, const GemmOptions& options,
-                const GemmBatch& batch) {
-    const Operands x{b.data, a.data, c.data, options.alpha, options.accumulate ? 1.0f : 0.0f};
-    const GemmKey key = KeyOf(context, a, b, c, options, batch);
+  void Multiply(const Context& context, const Problem& x) {
+    const GemmKey key = KeyOf(context, x);
     const std::lock_guard lock(mutex_);
     auto found = plans_.find(key);
     if (found == plans_.end()) {
-      Plan plan = MakePlan(a, b, c, options, batch);
-      plan.algorithm = Choose(context, key, plan, x, c, batch);
+      Plan plan = MakePlan(x);
+      SetScales(plan, x);
+      plan.algorithm = Choose(context, key, plan, x);
       found = plans_.emplace(key, plan).first;
     }
+    SetScales(found->second, x);
     if (const cublasStatus_t status = Launch(found->second, found->second.algorithm, x, context);
         status != CUBLAS_STATUS_SUCCESS) {
-      ThrowEngineError("cuBLASLt product {}: {}", Describe(a, b, c, options), cublasLtGetStatusString(status));
+      ThrowEngineError("cuBLASLt, {}: {}", Describe(x), cublasLtGetStatusString(status));
     }
   }
 
  private:
-  static std::string Describe(const Matrix& a, const Matrix& b, const Matrix& c, const GemmOptions& options) {
-    return fmt::format("{}[{}, {}]{} x [{}, {}]{} into {}[{}, {}]", NameOf(a.dtype), a.rows, a.cols,
-                       options.transpose_a ? "^T" : "", b.rows, b.cols, options.transpose_b ? "^T" : "", NameOf(c.dtype), c.rows,
-                       c.cols);
+  static std::string Describe(const Problem& x) {
+    const auto name = [](cudaDataType_t type) {
+      return type == CUDA_R_32F ? "F32" : type == CUDA_R_16BF ? "BF16" : type == CUDA_R_16F ? "F16" : "F8";
+    };
+    return fmt::format("product {}[{}, {}]{} x {}[{}, {}]{} into {}[{}, {}], row strides {}, {}, {}, batch {}", name(x.a.type),
+                       x.a.rows, x.a.cols, x.transpose_a ? "^T" : "", name(x.b.type), x.b.rows, x.b.cols,
+                       x.transpose_b ? "^T" : "", name(x.c.type), x.c.rows, x.c.cols, x.a.stride, x.b.stride, x.c.stride,
+                       x.batch.count);
   }
 
-  cublasLtMatmulAlgo_t Choose(const Context& context, const GemmKey& key, const Plan& plan, const Operands& x, const Matrix& c,
-                              const GemmBatch& batch) {
+  cublasLtMatmulAlgo_t Choose(const Context& context, const GemmKey& key, const Plan& plan, const Problem& x) {
     if (const cublasLtMatmulAlgo_t* known = choices_.Find(key); known != nullptr && IsUsable(plan, *known, context))
       return *known;
     const std::vector<cublasLtMatmulAlgo_t> candidates =
         Candidates(context, plan, x, tuning_.time_candidates ? tuning_.candidates : 1);
-    if (candidates.empty()) {
-      ThrowEngineError("cuBLASLt has no algorithm for a product into {}[{}, {}], inner size {}, row strides {}, {}, {}",
-                       NameOf(c.dtype), c.rows, c.cols, key[2], key[3], key[4], key[5]);
-    }
+    if (candidates.empty()) ThrowEngineError("cuBLASLt has no algorithm for a {}", Describe(x));
     const auto stream = static_cast<cudaStream_t>(context.stream);
     cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
     MB_CUDA(cudaStreamIsCapturing(stream, &capturing));
     if (candidates.size() == 1 || capturing != cudaStreamCaptureStatusNone) return candidates.front();
-    Operands timed = x;
-    timed.beta = 0.0f;
+    Problem trial = x;
+    trial.beta = 0.0f;
     void* scratch = nullptr;
     if (x.beta != 0.0f) {  // The sums in c must survive: results of the trials go elsewhere.
-      const int64_t elements = (c.rows - 1) * c.stride + c.cols + (batch.count - 1) * batch.stride_c;
-      if (cudaMalloc(&scratch, elements * SizeOf(c.dtype) + 256) != cudaSuccess) {
+      const int64_t elements = (x.c.rows - 1) * x.c.stride + x.c.cols + (x.batch.count - 1) * x.batch.stride_c;
+      if (cudaMalloc(&scratch, elements * sizeof(float) + 256) != cudaSuccess) {
         cudaGetLastError();
         return candidates.front();
       }
-      timed.result = static_cast<char*>(scratch) + reinterpret_cast<uintptr_t>(x.result) % 256;
+      trial.c.data = static_cast<char*>(scratch) + reinterpret_cast<uintptr_t>(x.c.data) % 256;
     }
-    const double operations =
-        2.0 * static_cast<double>(key[0]) * static_cast<double>(key[1]) * static_cast<double>(key[2]) * batch.count;
-    const cublasLtMatmulAlgo_t fastest = Fastest(context, plan, candidates, timed, operations);
+    const cublasLtMatmulAlgo_t fastest = Fastest(context, plan, candidates, trial);
     if (scratch != nullptr) MB_CUDA(cudaFree(scratch));
     choices_.Add(key, fastest);
     return fastest;
@@ -286,7 +312,13 @@ class Plans {
 
 void CublasGemm(const Context& context, const Matrix& a, const Matrix& b, const Matrix& c, const GemmOptions& options,
                 const GemmBatch& batch) {
-  Plans::Get().Multiply(context, a, b, c, options, batch);
+  Plans::Get().Multiply(
+      context, {a, b, c, options.transpose_a, options.transpose_b, options.alpha, options.accumulate ? 1.0f : 0.0f, batch});
+}
+
+void CublasFp8Gemm(const Context& context, const Fp8Matrix& a, const Fp8Matrix& b, const Matrix& c,
+                   const Fp8GemmOptions& options) {
+  Plans::Get().Multiply(context, {a, b, c, false, true, 1.0f, options.accumulate ? 1.0f : 0.0f, {}, options.fast_accumulate});
 }
 
 void SetGemmTuning(const GemmTuning& tuning) { Plans::Get().SetTuning(tuning); }

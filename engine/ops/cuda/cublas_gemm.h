@@ -1,6 +1,7 @@
 // Matrix products through cuBLASLt with cached descriptors and algorithms: what Gemm and the attention of this folder share.
 #pragma once
 
+#include "engine/ops/fp8_gemm.h"
 #include "engine/ops/gemm.h"
 
 namespace mbridge::cuda {
@@ -19,5 +20,9 @@ struct GemmBatch {
 // the stream is being captured it then waits for the stream and may allocate; later ones do neither.
 void CublasGemm(const Context& context, const Matrix& a, const Matrix& b, const Matrix& c, const GemmOptions& options,
                 const GemmBatch& batch = {});
+
+// Fp8Gemm, whose conditions the caller has checked.
+void CublasFp8Gemm(const Context& context, const Fp8Matrix& a, const Fp8Matrix& b, const Matrix& c,
+                   const Fp8GemmOptions& options);
 
 }  // namespace mbridge::cuda

@@ -58,7 +58,16 @@ void GemmCuda(const Context& context, const Matrix& a, const Matrix& b, const Ma
   GemmThroughF32(context, a, b, c, options);
 }
 
-const bool g_registered = (Gemm.cuda = &GemmCuda, true);
+void Fp8GemmCuda(const Context& context, const Fp8Matrix& a, const Fp8Matrix& b, const Matrix& c, const Fp8GemmOptions& options) {
+  CheckFp8Gemm(a, b, c, options);
+  if (c.rows == 0 || c.cols == 0) return;
+  if (a.cols == 0)
+    return GemmCuda(context, {nullptr, c.dtype, c.rows, 0, 0}, {nullptr, c.dtype, c.cols, 0, 0}, c,
+                    {.transpose_b = true, .accumulate = options.accumulate});
+  CublasFp8Gemm(context, a, b, c, options);
+}
+
+const bool g_registered = (Gemm.cuda = &GemmCuda, Fp8Gemm.cuda = &Fp8GemmCuda, true);
 
 }  // namespace
 }  // namespace mbridge::cuda

@@ -1,0 +1,115 @@
+#include "engine/ops/fp8_gemm.h"
+
+#include "engine/ops/cuda/test_device.h"
+
+namespace mbridge::test {
+namespace {
+
+// Values over many binary orders, some beyond the formats' ends.
+Values Spread(int64_t count, uint32_t seed) {
+  Values values = RandomValues(count, seed, 12.0, DType::kF32);
+  const Values signs = RandomValues(count, seed + 1);
+  for (int64_t i = 0; i < count; ++i) values[i] = std::copysign(std::exp2(values[i]), signs[i]);
+  return values;
+}
+
+TEST(Fp8Cuda, SmallCopiesEqualTheCpuTwins) {
+  MB_NEEDS_GPU();
+  const Gpu gpu;
+  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{16, 16}, {48, 272}, {144, 112}, {256, 128}}) {
+    for (const DType dtype : {DType::kBF16, DType::kF32, DType::kF16}) {
+      for (const Fp8Format format : {Fp8Format::kE4M3, Fp8Format::kE5M2}) {
+        const Owned x(dtype, {rows, cols}, Spread(rows * cols, 1)), scale(DType::kF32, {1}, {0.75}),
+            amax(DType::kF32, {1}, {0.5});
+        const Owned rowwise(DType::kU8, {rows, cols}), columnwise(DType::kU8, {cols, rows});
+        Fp8Quantize.cpu({}, x, scale, format, rowwise, columnwise, amax);
+        const OnGpu x_gpu(x), scale_gpu(scale), amax_gpu(Owned(DType::kF32, {1}, {0.5})), alone(Owned(DType::kF32, {1}, {0.5}));
+        const OnGpu rowwise_gpu(DType::kU8, {rows, cols}), columnwise_gpu(DType::kU8, {cols, rows});
+        Fp8Quantize(gpu, x_gpu, scale_gpu, format, rowwise_gpu, columnwise_gpu, amax_gpu);
+        Fp8Amax(gpu, x_gpu, alone);
+        EXPECT_EQ(rowwise_gpu.ToValues(), rowwise.ToValues()) << rows << " x " << cols << ' ' << NameOf(dtype);
+        EXPECT_EQ(columnwise_gpu.ToValues(), columnwise.ToValues()) << rows << " x " << cols << ' ' << NameOf(dtype);
+        EXPECT_EQ(amax_gpu.ToValues(), amax.ToValues());
+        EXPECT_EQ(alone.ToValues(), amax.ToValues());
+        const OnGpu only(DType::kU8, {cols, rows});
+        Fp8Quantize(gpu, x_gpu, scale_gpu, format, {}, only, {});
+        EXPECT_EQ(only.ToValues(), columnwise.ToValues());
+      }
+    }
+  }
+}
+
+TEST(Fp8Cuda, SmallScalesEqualTheCpuTwins) {
+  MB_NEEDS_GPU();
+  const Gpu gpu;
+  Values maxima = Spread(5 * 300, 4);
+  for (double& x : maxima) x = std::fabs(x);
+  maxima[1] = 0, maxima[2] = INFINITY, maxima[3] = 1e-38;
+  for (const Fp8ScaleOptions& options : {Fp8ScaleOptions{}, {.format = Fp8Format::kE5M2, .margin = 2}, {.power_of_two = true}}) {
+    const Owned amax(DType::kF32, {1500}, maxima), scale(DType::kF32, {1500}), inverse(DType::kF32, {1500});
+    Fp8Scales.cpu({}, amax, options, scale, inverse);
+    const OnGpu scale_gpu(DType::kF32, {1500}), inverse_gpu(DType::kF32, {1500});
+    Fp8Scales(gpu, OnGpu(amax), options, scale_gpu, inverse_gpu);
+    EXPECT_EQ(scale_gpu.ToValues(), scale.ToValues());
+    EXPECT_EQ(inverse_gpu.ToValues(), inverse.ToValues());
+    for (const bool most_recent : {false, true}) {
+      const Owned history(DType::kF32, {5, 300}, maxima), delayed(DType::kF32, {300}), inverse_delayed(DType::kF32, {300});
+      const OnGpu history_gpu(history), delayed_gpu(DType::kF32, {300}), inverse_delayed_gpu(DType::kF32, {300});
+      Fp8DelayedScales.cpu({}, history, most_recent, options, delayed, inverse_delayed);
+      Fp8DelayedScales(gpu, history_gpu, most_recent, options, delayed_gpu, inverse_delayed_gpu);
+      EXPECT_EQ(delayed_gpu.ToValues(), delayed.ToValues());
+      EXPECT_EQ(inverse_delayed_gpu.ToValues(), inverse_delayed.ToValues());
+      EXPECT_EQ(history_gpu.ToValues(), history.ToValues());
+    }
+  }
+}
+
+// Random codes of a matrix; NaN and infinity are left out.
+Values Codes(int64_t count, uint32_t seed, Fp8Format format) {
+  Values codes = RandomValues(count, seed);
+  for (double& x : codes) x = ToFp8(static_cast<float>(x), format);
+  return codes;
+}
+
+TEST(Fp8Cuda, SmallProductsNearTheCpuTwin) {
+  MB_NEEDS_GPU();
+  const Gpu gpu;
+  struct Case {
+    int64_t m, n, k;
+    Fp8Format a, b;
+  };
+  constexpr Fp8Format k4 = Fp8Format::kE4M3, k5 = Fp8Format::kE5M2;
+  for (const Case& c :
+       {Case{16, 16, 16, k4, k4}, Case{48, 80, 112, k4, k4}, Case{128, 256, 64, k5, k4}, Case{64, 32, 272, k4, k5}}) {
+    const Values a = Codes(c.m * c.k, 1, c.a), b = Codes(c.n * c.k, 2, c.b);
+    const Owned a_host(DType::kU8, {c.m, c.k}, a), b_host(DType::kU8, {c.n, c.k}, b);
+    const Owned a_inverse(DType::kF32, {1}, {0.5}), b_inverse(DType::kF32, {1}, {3.0});
+    const OnGpu a_gpu(a_host), b_gpu(b_host), a_inverse_gpu(a_inverse), b_inverse_gpu(b_inverse);
+    const auto matrix = [](const Tensor& x, const Tensor& inverse, Fp8Format format) {
+      return Fp8Matrix{x.data, format, inverse.as<float>(), x.shape[0], x.shape[1], x.shape[1]};
+    };
+    for (const DType out : kGpuTypes) {
+      for (int flags = 0; flags < 4; ++flags) {
+        const Fp8GemmOptions options{.accumulate = (flags & 1) != 0 && out == DType::kF32, .fast_accumulate = (flags & 2) != 0};
+        const Values before = RandomValues(c.m * c.n, 3);
+        const Owned expected(out, {c.m, c.n}, before);
+        const OnGpu actual(out, {c.m, c.n}, before);
+        Fp8Gemm.cpu({}, matrix(a_host, a_inverse, c.a), matrix(b_host, b_inverse, c.b), AsMatrix(expected), options);
+        Fp8Gemm(gpu, matrix(a_gpu, a_inverse_gpu, c.a), matrix(b_gpu, b_inverse_gpu, c.b), AsMatrix(actual), options);
+        const double step = out == DType::kBF16 ? 1.0 / 128 : 1.0 / 1024;
+        ExpectNear(actual.ToValues(), expected.ToValues(), step,
+                   (options.fast_accumulate ? 2e-4 : 2e-5) * static_cast<double>(c.k));
+      }
+    }
+  }
+}
+
+TEST(Fp8Cuda, RefusesOddShapes) {
+  MB_NEEDS_GPU();
+  const Gpu gpu;
+  const OnGpu x(DType::kBF16, {16, 24}), scale(DType::kF32, {1}), out(DType::kU8, {16, 24});
+  EXPECT_THROW(Fp8Quantize(gpu, x, scale, Fp8Format::kE4M3, out, {}, {}), EngineError);
+}
+
+}  // namespace
+}  // namespace mbridge::test

@@ -1,0 +1,62 @@
+// Matrix products of 8-bit floats with one scale for each tensor, and what makes their operands: delayed and current scaling as
+// Transformer Engine has them. The CPU twins compute the same by emulation.
+#pragma once
+
+#include "engine/ops/fp8.h"
+#include "engine/ops/gemm.h"
+
+namespace mbridge {
+
+// amax [1] F32 = max(amax, largest |x|); x F32, BF16 or F16. NaN is passed over.
+extern Op<void(const Context&, const Tensor& x, const Tensor& amax)> Fp8Amax;
+
+struct Fp8ScaleOptions {
+  Fp8Format format = Fp8Format::kE4M3;
+  int margin = 0;             // Powers of two to stay below the largest value.
+  bool power_of_two = false;  // Scales are rounded down to powers of two.
+};
+
+// scale = largest of the format / amax / 2^margin and inverse = 1 / scale, elementwise over [n] F32; where amax is 0 or not
+// finite both are 1, and a scale beyond F32 becomes its largest value.
+extern Op<void(const Context&, const Tensor& amax, const Fp8ScaleOptions&, const Tensor& scale, const Tensor& inverse)> Fp8Scales;
+
+// Delayed scaling of n tensors at the end of a step: scale and inverse as above from the largest of history [length, n] F32 (or
+// with most_recent from its row 0, where the step's maxima were taken); then the rows move up by one, row 0 goes last, and the
+// new row 0 is 0.
+extern Op<void(const Context&, const Tensor& history, bool most_recent, const Fp8ScaleOptions&, const Tensor& scale,
+               const Tensor& inverse)>
+    Fp8DelayedScales;
+
+// rowwise [rows, cols] U8 = fp8(x scale) and columnwise [cols, rows] its transpose, either may be empty; x [rows, cols] F32, BF16
+// or F16, scale [1] F32. amax [1] (or empty) as Fp8Amax, of x itself. rows and cols are multiples of 16.
+extern Op<void(const Context&, const Tensor& x, const Tensor& scale, Fp8Format format, const Tensor& rowwise,
+               const Tensor& columnwise, const Tensor& amax)>
+    Fp8Quantize;
+
+// A row-major matrix of 8-bit floats, which stands for its values times *inverse_scale.
+struct Fp8Matrix {
+  void* data = nullptr;
+  Fp8Format format = Fp8Format::kE4M3;
+  const float* inverse_scale = nullptr;  // On the device of the data.
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t stride = 0;
+};
+
+struct Fp8GemmOptions {
+  bool accumulate = false;       // Adds to c (F32 only).
+  bool fast_accumulate = false;  // The tensor cores keep about 14 bits of a sum between instructions: for the forward.
+};
+
+// c [m, n] = a [m, k] b [n, k]^T (+ c), sums in F32; c BF16, F16 or F32. Only this transposition exists on Hopper: gradients take
+// columnwise operands. m, n, k and the strides are multiples of 16; not both operands may be E5M2.
+extern Op<void(const Context&, const Fp8Matrix& a, const Fp8Matrix& b, const Matrix& c, const Fp8GemmOptions&)> Fp8Gemm;
+
+// Whether a product of this shape can be taken in 8 bits.
+constexpr bool FitsFp8Gemm(int64_t m, int64_t n, int64_t k) { return m % 16 == 0 && n % 16 == 0 && k % 16 == 0; }
+
+// Throws EngineError for operands that do not fit.
+void CheckFp8Gemm(const Fp8Matrix& a, const Fp8Matrix& b, const Matrix& c, const Fp8GemmOptions& options);
+void CheckFp8Quantize(const Tensor& x, const Tensor& scale, const Tensor& rowwise, const Tensor& columnwise);
+
+}  // namespace mbridge
