@@ -413,6 +413,9 @@ void GptModel::Prepare(const ParameterStore& store, int micro_batch_size) {
   Activations::Allocate(&plan, m.StepFor(nullptr));
   m.arena = Arena(plan.peak(), m.context.device);
   m.activations = Activations::Allocate(&m.arena, m.StepFor(nullptr));
+  for (int64_t layer = 0; layer < m.share.num_layers; ++layer) {
+    PrepareCoreAttention(m.StepFor(nullptr), AttentionOptionsOf(m.StepFor(nullptr), layer));
+  }
   m.inputs = MicrobatchInputs(m.context, micro_batch_size, m.config.seq_length);
   Activations& a = m.activations;
   if (!a.rotary_cosine.empty()) {

@@ -209,8 +209,7 @@ void AttentionBlockForward(const Step& step, const LayerParameters& p, const Wei
   FinishLinear(step, weights, p.qkv, r->projected);
   PrepareHeads(step, p, weights, *r);
   const Tensor keep = DrawAttentionMask(step, r->attention_keep);
-  AttentionForward(step.context, r->qkv, keep, AttentionOptionsOf(step, p.layer), step.training() ? r->probabilities : Tensor(),
-                   r->context, scratch.attention);
+  CoreAttentionForward(step, AttentionOptionsOf(step, p.layer), r->qkv, keep, r->attention, r->context, scratch.attention);
   BlockEndForward(step, AttentionEnd(p, *r), weights, scratch, r->input, r->middle);
 }
 
@@ -245,8 +244,8 @@ void AttentionBlockBackward(const Step& step, const LayerParameters& p, const We
   BlockEndBackward(step, AttentionEnd(p, r), weights, scratch, gradient, scratch.d_context);
   Convert(step.context, scratch.d_context, step.precision, scratch.d_context);
   const Tensor attention_keep = c.attention_dropout == 0.0 ? Tensor() : r.attention_keep;
-  AttentionBackward(step.context, scratch.d_context, r.qkv, attention_keep, r.probabilities, AttentionOptionsOf(step, p.layer),
-                    scratch.d_qkv, scratch.attention);
+  CoreAttentionBackward(step, AttentionOptionsOf(step, p.layer), scratch.d_context, r.qkv, attention_keep, r.context, r.attention,
+                        scratch.d_qkv, scratch.attention);
   PrepareHeadsBackward(step, p, weights, r, scratch.d_qkv);
   if (p.qkv.bias >= 0) AddColumnSums(step.context, scratch.d_qkv, step.precision, BiasGradOf(weights, p.qkv));
   p.qkv.Backward(step, weights, scratch.d_qkv, AttentionInput(step, r), scratch.hidden_b, scratch.weight_grad);
@@ -302,7 +301,7 @@ LayerRecord LayerRecord::Allocate(Arena* arena, const Step& step, int64_t layer)
     r.qk_rstd = arena->Allocate(DType::kF32, {s * b, c.qk_norm_over_projection ? 2 : c.num_attention_heads + c.num_query_groups});
   }
   r.attention_keep = mask(c.attention_dropout > 0.0, scores);
-  r.probabilities = arena->Allocate(ProbabilityType(AttentionOptionsOf(step, 0)), scores);
+  r.attention = CoreAttentionRecord::Allocate(arena, step, AttentionOptionsOf(step, layer));
   r.context = activation(QueryWidth(c));
   r.proj_keep = mask(c.hidden_dropout > 0.0, stream);
   r.fc2_keep = mask(c.hidden_dropout > 0.0, stream);
@@ -315,6 +314,19 @@ LayerRecord LayerRecord::Allocate(Arena* arena, const Step& step, int64_t layer)
   }
   return r;
 }
+
+namespace {
+
+// Attention's workspace for the layer that wants most.
+int64_t AttentionBytes(const Step& step, int threads) {
+  int64_t most = 0;
+  for (int64_t layer = 0; layer < step.config->num_layers; ++layer) {
+    most = std::max(most, CoreAttentionWorkspaceBytes(step, AttentionOptionsOf(step, layer), threads));
+  }
+  return most;
+}
+
+}  // namespace
 
 LayerScratch LayerScratch::Allocate(Arena* arena, const Step& step, int threads) {
   const GptConfig& c = *step.config;
@@ -332,8 +344,7 @@ LayerScratch LayerScratch::Allocate(Arena* arena, const Step& step, int threads)
   if (!step.fuse_gradients())
     scratch.weight_grad =
         arena->Allocate(DType::kF32, {std::max({LayoutOf(c).width(), Fc1Width(c), QueryWidth(c)}) * c.hidden_size});
-  scratch.attention = arena->Allocate(
-      DType::kU8, {AttentionWorkspaceBytes(AttentionOptionsOf(step, 0), step.storage, threads, step.context.device)});
+  scratch.attention = arena->Allocate(DType::kU8, {AttentionBytes(step, threads)});
   if (c.num_moe_experts > 0) scratch.moe = MoeScratch::Allocate(arena, step);
   return scratch;
 }

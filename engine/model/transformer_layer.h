@@ -3,6 +3,7 @@
 #pragma once
 
 #include "engine/core/arena.h"
+#include "engine/model/core_attention.h"
 #include "engine/model/linear.h"
 #include "engine/model/moe.h"
 #include "engine/model/norm.h"
@@ -27,19 +28,19 @@ struct LayerParameters {
 struct LayerRecord {
   Tensor input;  // The residual stream that enters; set by the caller.
   NormRecord input_norm, mlp_norm, attention_post_norm, mlp_post_norm;
-  Tensor normed_input;         // h; empty without pre_layernorm.
-  Tensor projected;            // Output of linear_qkv: heads' queries, keys, values.
-  Tensor qk_rstd;              // F32 [rows, heads + groups] (or [rows, 2]), with qk_layernorm.
-  Tensor qkv;                  // What attention reads: normalised and turned; without qk_layernorm the memory of `projected`.
-  Tensor attention_keep;       // U8 [b, heads, s, s].
-  Tensor probabilities;        // [b, heads, s, s].
-  Tensor context;              // heads * kv_channels.
-  Tensor proj_keep, fc2_keep;  // U8, h.
-  Tensor middle;               // h: after attention's bias-dropout-add.
-  Tensor normed_middle;        // h; empty without pre_layernorm.
-  Tensor fc1_output;           // Fc1Width; without bias, unrounded if storage is F32.
-  Tensor activated;            // ffn.
-  MoeRecord moe;               // In place of the two.
+  Tensor normed_input;    // h; empty without pre_layernorm.
+  Tensor projected;       // Output of linear_qkv: heads' queries, keys, values.
+  Tensor qk_rstd;         // F32 [rows, heads + groups] (or [rows, 2]), with qk_layernorm.
+  Tensor qkv;             // What attention reads: normalised and turned; without qk_layernorm the memory of `projected`.
+  Tensor attention_keep;  // U8 [b, heads, s, s].
+  CoreAttentionRecord attention;
+  Tensor context;                       // heads * kv_channels.
+  Tensor proj_keep, fc2_keep;           // U8, h.
+  Tensor middle;                        // h: after attention's bias-dropout-add.
+  Tensor normed_middle;                 // h; empty without pre_layernorm.
+  Tensor fc1_output;                    // Fc1Width; without bias, unrounded if storage is F32.
+  Tensor activated;                     // ffn.
+  MoeRecord moe;                        // In place of the two.
   Tensor attention_output, mlp_output;  // h: inputs of the post norms, with post_layernorm.
 
   static LayerRecord Allocate(Arena* arena, const Step& step, int64_t layer);
