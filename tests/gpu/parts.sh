@@ -112,7 +112,7 @@ bench() {
 }
 
 one_b=(train.train_iters=10 train.global_batch_size=8 train.micro_batch_size=1 model.seq_length=8192 dataset.seq_length=8192
-  validation.eval_iters=0 scheduler.lr_warmup_iters=1 scheduler.lr_decay_iters=10 model.vocab_size=128256 checkpoint.save=)
+  validation.eval_iters=0 scheduler.lr_warmup_iters=1 scheduler.lr_decay_iters=10 model.vocab_size=128256)
 
 train_quick() {
   bench 1b llama32_1b_pretrain_config "${one_b[@]}" train.train_iters=6
