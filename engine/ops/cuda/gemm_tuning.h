@@ -8,7 +8,7 @@ namespace mbridge::cuda {
 struct GemmTuning {
   // Times cuBLASLt's candidates at the first product of a shape and keeps the fastest. Else its first suggestion is taken, which
   // is the same in every process with the same GPU and cuBLAS version (bits do not depend on timings).
-  bool time_candidates = true;
+  bool time_candidates = false;
   int candidates = 16;          // Asked for; 1 to 64.
   std::string cache_file = {};  // Choices are read from here at once and written by SaveGemmChoices(); empty: none.
 };
