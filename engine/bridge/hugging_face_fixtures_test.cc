@@ -261,7 +261,13 @@ INSTANTIATE_TEST_SUITE_P(Families, HuggingFaceFixtures,
                                          "granite",           //
                                          "starcoder2",        //
                                          "exaone4",           //
-                                         "ernie4_5"           //
+                                         "ernie4_5",          //
+                                         "deepseek_v2_lite",  //
+                                         "deepseek_v2_group", //
+                                         "deepseek_v3",       //
+                                         "glm4_moe",          //
+                                         "gpt_oss",           //
+                                         "minimax_m2"         //
                                          ),
                          [](const auto& info) { return info.param; });
 

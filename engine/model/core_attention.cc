@@ -20,6 +20,7 @@ FlashAttentionOptions FlashOptionsOf(const AttentionOptions& o) {
 bool UsesFlashAttention(const Step& step, const AttentionOptions& options) {
   if (step.context.device != DeviceType::kCuda || step.storage == DType::kF32) return false;
   if (options.dropout > 0 || options.softmax_in_fp32 || options.soft_cap > 0) return false;
+  if (options.value_width() != options.head_size || !options.sinks.scores.empty()) return false;
   return FlashAttentionRefusal(FlashOptionsOf(options), step.storage).empty();
 }
 

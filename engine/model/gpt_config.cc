@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/core/error.h"
+#include "engine/model/mla.h"
 #include "engine/model/moe.h"
 #include "engine/model/rotary_tables.h"
 
@@ -116,6 +117,10 @@ bool IsGated(ActivationKind kind) {
          kind == ActivationKind::kQuickGeglu;
 }
 
+int64_t ContextWidth(const GptConfig& config) {
+  return config.num_attention_heads * (config.multi_latent_attention ? config.v_head_dim : config.kv_channels);
+}
+
 int64_t Fc1Width(const GptConfig& config) {
   return IsGated(config.activation) ? 2 * config.ffn_hidden_size : config.ffn_hidden_size;
 }
@@ -137,6 +142,7 @@ void ValidateGptConfig(const GptConfig& config) {
   RequirePositive("kv_channels", config.kv_channels);
   ValidateLayerPattern("moe_layer_freq", config.moe_layer_freq, config.num_layers);
   ValidateMoe(config);
+  ValidateMla(config);
   if (CountMoeLayers(config) < config.num_layers) RequirePositive("ffn_hidden_size", config.ffn_hidden_size);
   RequirePositive("seq_length", config.seq_length);
   RequirePositive("vocab_size (padded)", config.padded_vocab_size);

@@ -42,6 +42,7 @@ struct GptConfig {
   bool pre_layernorm = true;                   // Norms before attention and MLP.
   bool post_layernorm = false;                 // Norms of what attention and MLP add to the residual stream.
   bool layernorm_zero_centered_gamma = false;  // Norm weights are stored minus one.
+  bool attention_sinks = false;                // softmax_type = learnable: a score of each head that has no value.
   int64_t attention_window = 0;                // Sliding window: keys that a query sees, its own included; 0: all before it.
   std::vector<int64_t> window_attn_skip_freq = {};  // By layer, 1: attention_window applies, 0: not; empty: it does everywhere.
   std::vector<int64_t> no_rope_freq = {};           // By layer, 1: no rotary positions; empty: everywhere.
@@ -53,6 +54,14 @@ struct GptConfig {
   double logits_scaling = 1;                        // Logits are divided by it, before the soft cap.
   bool tied_embeddings = true;                      // share_embeddings_and_output_weights.
   double layernorm_epsilon = 1e-5;
+
+  // Multi-latent attention: keys and values from a latent vector of kv_lora_rank.
+  bool multi_latent_attention = false;
+  int64_t q_lora_rank = 0;  // Of the queries' latent vector; 0: none.
+  int64_t kv_lora_rank = 0;
+  int64_t qk_head_dim = 0;          // Part of a query or key that positions don't turn; kv_channels is the sum of both parts.
+  int64_t qk_pos_emb_head_dim = 0;  // Part that they turn.
+  int64_t v_head_dim = 0;
 
   // Mixture of experts: gated MLPs of which a router gives each token a few.
   int64_t num_moe_experts = 0;                      // 0: none.
@@ -129,6 +138,9 @@ bool IsGated(ActivationKind kind);
 // Whether the MLP of a layer is a mixture of experts.
 bool IsMoeLayer(const GptConfig& config, int64_t layer);
 int64_t CountMoeLayers(const GptConfig& config);
+
+// Width of the attention's output, before linear_proj.
+int64_t ContextWidth(const GptConfig& config);
 
 // Width of the first MLP layer: gate and linear half of a gated activation.
 int64_t Fc1Width(const GptConfig& config);

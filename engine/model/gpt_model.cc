@@ -162,8 +162,9 @@ struct GptModel::Impl {
     return linear;
   }
 
-  MoeParameters DeclareExperts(ParameterStore* store, const std::string& prefix) {
-    return DeclareMoe(config, prefix, [&](const MoeParameter& parameter) {
+  // Declares what a module asks for.
+  auto DeclareFor(ParameterStore* store) {
+    return [this, store](const ParameterDeclaration& parameter) {
       ParameterSpec spec{.name = parameter.name,
                          .shape = parameter.shape,
                          .global_shape = parameter.shape,
@@ -171,7 +172,7 @@ struct GptModel::Impl {
                          .weight_decay = parameter.shape.rank() > 1};
       rules.push_back(parameter.rule);
       return store->Add(std::move(spec));
-    });
+    };
   }
 
   LayerParameters DeclareLayer(ParameterStore* store, int64_t layer) {
@@ -182,11 +183,22 @@ struct GptModel::Impl {
     LayerParameters p;
     p.layer = layer;
     if (c.pre_layernorm) p.input_norm = DeclareNorm(store, prefix + "input_layernorm");
-    p.proj = DeclareLinear(store, prefix + "self_attention.linear_proj", c.hidden_size, q, OutputInitStd(c), LinearSplit::kRows);
+    p.proj = DeclareLinear(store, prefix + "self_attention.linear_proj", c.hidden_size, ContextWidth(c), OutputInitStd(c),
+                           LinearSplit::kRows);
     if (c.post_layernorm) p.attention_post_norm = DeclareNorm(store, prefix + "self_attention.linear_proj.post_layernorm");
-    p.qkv = DeclareLinear(store, prefix + "self_attention.linear_qkv", q + 2 * kv, c.hidden_size, c.init_method_std,
-                          LinearSplit::kColumns, c.add_qkv_bias);
-    if (c.qk_layernorm) {
+    if (c.attention_sinks) {
+      p.sinks = DeclareFor(store)({.name = prefix + "self_attention.core_attention.softmax_offset",
+                                   .shape = {c.num_attention_heads},
+                                   .rule = {InitRule::Kind::kModelParallelNormal, static_cast<float>(c.init_method_std)},
+                                   .axis = 0});
+    }
+    if (c.multi_latent_attention) {
+      p.mla = DeclareMla(c, prefix + "self_attention.", DeclareFor(store));
+    } else {
+      p.qkv = DeclareLinear(store, prefix + "self_attention.linear_qkv", q + 2 * kv, c.hidden_size, c.init_method_std,
+                            LinearSplit::kColumns, c.add_qkv_bias);
+    }
+    if (c.qk_layernorm && !c.multi_latent_attention) {
       const bool whole = c.qk_norm_over_projection;
       const Split of_heads{.partial_gradient = true};  // Each rank has some of the heads.
       p.query_gamma =
@@ -196,7 +208,7 @@ struct GptModel::Impl {
     }
     if (c.pre_layernorm) p.mlp_norm = DeclareNorm(store, prefix + "pre_mlp_layernorm");
     if (IsMoeLayer(c, layer)) {
-      p.moe = DeclareExperts(store, prefix + "mlp.");
+      p.moe = DeclareMoe(c, prefix + "mlp.", DeclareFor(store));
     } else {
       p.fc1 = DeclareLinear(store, prefix + "mlp.linear_fc1", Fc1Width(c), c.hidden_size, c.init_method_std,
                             LinearSplit::kColumns, false, halves);
@@ -509,8 +521,16 @@ int64_t GptModel::ActivationBytes() const { return static_cast<int64_t>(impl_->a
 double GptModel::FlopsPerToken() const {
   const GptConfig& c = impl_->config;
   const auto h = static_cast<double>(c.hidden_size), q = static_cast<double>(c.num_attention_heads * c.kv_channels);
-  const auto kv = static_cast<double>(c.num_query_groups * c.kv_channels);
-  const double projections = h * (q + 2 * kv) + q * h, core = q * static_cast<double>(c.seq_length);
+  const auto kv = static_cast<double>(c.num_query_groups * c.kv_channels), s = static_cast<double>(c.seq_length);
+  double projections = h * (q + 2 * kv) + q * h, core = q * s;
+  if (c.multi_latent_attention) {
+    const MlaLayout layout = MlaLayoutOf(c);
+    const auto query = static_cast<double>(layout.query_width()), rank = static_cast<double>(c.q_lora_rank);
+    const auto latent = static_cast<double>(c.kv_lora_rank), context = static_cast<double>(ContextWidth(c));
+    projections = (rank > 0 ? rank * (h + query + 1) : h * query) + h * static_cast<double>(c.qk_pos_emb_head_dim) +
+                  latent * (h + static_cast<double>(layout.key_value_width()) + 1) + context * h;
+    core = s * (query + context) / 2;
+  }
   const double mlp = h * static_cast<double>(Fc1Width(c) + c.ffn_hidden_size);
   const double experts =
       3 * h * static_cast<double>(c.moe_router_topk * c.moe_ffn_hidden_size + c.moe_shared_expert_intermediate_size);

@@ -173,7 +173,8 @@ RouterOptions RouterOptionsOf(const Step& step) {
           .precision = RouterPrecision(step)};
 }
 
-MoeParameters DeclareMoe(const GptConfig& c, const std::string& prefix, const std::function<int(const MoeParameter&)>& declare) {
+MoeParameters DeclareMoe(const GptConfig& c, const std::string& prefix,
+                         const std::function<int(const ParameterDeclaration&)>& declare) {
   const int64_t h = c.hidden_size, n = c.moe_ffn_hidden_size, count = c.num_moe_experts;
   const auto in_std = static_cast<float>(c.init_method_std), out_std = static_cast<float>(OutputInitStd(c));
   MoeParameters p;
@@ -182,7 +183,7 @@ MoeParameters DeclareMoe(const GptConfig& c, const std::string& prefix, const st
   if (c.moe_router_enable_expert_bias) {
     p.expert_bias = declare({.name = prefix + "router.expert_bias", .shape = {count}, .trainable = false});
   }
-  const auto experts = [&](const char* name, MoeParameter parameter, int64_t turn) {
+  const auto experts = [&](const char* name, ParameterDeclaration parameter, int64_t turn) {
     int first = -1;
     for (int64_t e = 0; e < count; ++e) {
       parameter.name = fmt::format("{}experts.{}{}", prefix, name, e);

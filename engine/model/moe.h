@@ -27,19 +27,10 @@ struct MoeParameters {
   bool present() const { return router >= 0; }
 };
 
-struct MoeParameter {
-  std::string name;
-  Shape shape;
-  InitRule rule;
-  int axis = -1;        // The one that tensor parallelism splits; -1: none.
-  bool halves = false;  // It is split in each of the two halves.
-  bool trainable = true;
-};
-
 // "<prefix>router.weight", "<prefix>experts.linear_fc1.weight<e>", "<prefix>shared_experts.linear_fc1.weight", ... in
 // Megatron-LM's order of creation. `declare` returns the index.
 MoeParameters DeclareMoe(const GptConfig& config, const std::string& prefix,
-                         const std::function<int(const MoeParameter&)>& declare);
+                         const std::function<int(const ParameterDeclaration&)>& declare);
 
 // What backward needs. T tokens, R = T k rows, n = moe_ffn_hidden_size.
 struct MoeRecord {

@@ -52,7 +52,9 @@ double Base(const GptConfig& c, int64_t width) {
 }  // namespace
 
 int64_t RotaryWidth(const GptConfig& config) {
-  return static_cast<int64_t>(static_cast<double>(config.kv_channels) * config.rotary_percent);
+  return static_cast<int64_t>(
+      static_cast<double>(config.multi_latent_attention ? config.qk_pos_emb_head_dim : config.kv_channels) *
+      config.rotary_percent);
 }
 
 std::vector<float> RotaryFrequencies(const GptConfig& config) {

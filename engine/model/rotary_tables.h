@@ -9,7 +9,8 @@
 
 namespace mbridge {
 
-// Elements of a head that are turned: rotary_percent of kv_channels, rounded down.
+// Elements of a head that are turned: rotary_percent of kv_channels (of qk_pos_emb_head_dim in multi-latent attention), rounded
+// down.
 int64_t RotaryWidth(const GptConfig& config);
 
 // Radians per position of each pair, [RotaryWidth / 2]: rotary_base^(-2 i / RotaryWidth) in fp32, then the scaling, if any:

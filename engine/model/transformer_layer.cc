@@ -19,8 +19,6 @@
 namespace mbridge {
 namespace {
 
-int64_t QueryWidth(const GptConfig& c) { return c.num_attention_heads * c.kv_channels; }
-
 Tensor BiasOf(const Weights& weights, const Linear& linear) { return linear.bias < 0 ? Tensor() : weights.value(linear.bias); }
 Tensor BiasGradOf(const Weights& weights, const Linear& linear) {
   return linear.bias < 0 ? Tensor() : weights.main_grad(linear.bias);
@@ -54,7 +52,16 @@ Tensor DrawAttentionMask(const Step& step, const Tensor& keep) {
   return keep;
 }
 
-QkvLayout LayoutOf(const GptConfig& c) { return {c.num_attention_heads, c.num_query_groups, c.kv_channels}; }
+QkvLayout LayoutOf(const GptConfig& c) {
+  if (c.multi_latent_attention) return MlaLayoutOf(c).qkv();
+  return {c.num_attention_heads, c.num_query_groups, c.kv_channels};
+}
+
+AttentionOptions CoreOptions(const Step& step, const LayerParameters& p, const Weights& weights, const LayerRecord& r) {
+  AttentionOptions options = AttentionOptionsOf(step, p.layer);
+  if (p.sinks >= 0) options.sinks = {weights.value(p.sinks), r.sink_probabilities, weights.main_grad(p.sinks)};
+  return options;
+}
 
 QkNormOptions QkNormOptionsOf(const Step& step) {
   const GptConfig& c = *step.config;
@@ -205,11 +212,15 @@ const Tensor& MlpInput(const Step& step, const LayerRecord& r) { return step.con
 void AttentionBlockForward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
                            LayerRecord* r) {
   if (step.config->pre_layernorm) p.input_norm.Forward(step, weights, r->input, r->input_norm, r->normed_input);
-  p.qkv.Forward(step, weights, AttentionInput(step, *r), r->projected);
-  FinishLinear(step, weights, p.qkv, r->projected);
-  PrepareHeads(step, p, weights, *r);
+  if (p.mla.present()) {
+    MlaForward(step, p.mla, weights, scratch.mla, r->mla, AttentionInput(step, *r), r->qkv);
+  } else {
+    p.qkv.Forward(step, weights, AttentionInput(step, *r), r->projected);
+    FinishLinear(step, weights, p.qkv, r->projected);
+    PrepareHeads(step, p, weights, *r);
+  }
   const Tensor keep = DrawAttentionMask(step, r->attention_keep);
-  CoreAttentionForward(step, AttentionOptionsOf(step, p.layer), r->qkv, keep, r->attention, r->context, scratch.attention);
+  CoreAttentionForward(step, CoreOptions(step, p, weights, *r), r->qkv, keep, r->attention, r->context, scratch.attention);
   BlockEndForward(step, AttentionEnd(p, *r), weights, scratch, r->input, r->middle);
 }
 
@@ -244,11 +255,16 @@ void AttentionBlockBackward(const Step& step, const LayerParameters& p, const We
   BlockEndBackward(step, AttentionEnd(p, r), weights, scratch, gradient, scratch.d_context);
   Convert(step.context, scratch.d_context, step.precision, scratch.d_context);
   const Tensor attention_keep = c.attention_dropout == 0.0 ? Tensor() : r.attention_keep;
-  CoreAttentionBackward(step, AttentionOptionsOf(step, p.layer), scratch.d_context, r.qkv, attention_keep, r.context, r.attention,
+  CoreAttentionBackward(step, CoreOptions(step, p, weights, r), scratch.d_context, r.qkv, attention_keep, r.context, r.attention,
                         scratch.d_qkv, scratch.attention);
-  PrepareHeadsBackward(step, p, weights, r, scratch.d_qkv);
-  if (p.qkv.bias >= 0) AddColumnSums(step.context, scratch.d_qkv, step.precision, BiasGradOf(weights, p.qkv));
-  p.qkv.Backward(step, weights, scratch.d_qkv, AttentionInput(step, r), scratch.hidden_b, scratch.weight_grad);
+  if (p.mla.present()) {
+    MlaBackward(step, p.mla, weights, scratch.mla, r.mla, AttentionInput(step, r), scratch.d_qkv, scratch.hidden_b,
+                scratch.weight_grad);
+  } else {
+    PrepareHeadsBackward(step, p, weights, r, scratch.d_qkv);
+    if (p.qkv.bias >= 0) AddColumnSums(step.context, scratch.d_qkv, step.precision, BiasGradOf(weights, p.qkv));
+    p.qkv.Backward(step, weights, scratch.d_qkv, AttentionInput(step, r), scratch.hidden_b, scratch.weight_grad);
+  }
   JoinGradient(step, p.input_norm, weights, scratch.hidden_b, r.input, r.input_norm, gradient);
 }
 
@@ -261,12 +277,13 @@ void DrawEagerMask(const Step& step, PhiloxStream* stream, double p, const Tenso
 
 AttentionOptions AttentionOptionsOf(const Step& step, int64_t layer) {
   const GptConfig& c = *step.config;
-  const double scale = c.softmax_scale > 0 ? c.softmax_scale : 1.0 / std::sqrt(static_cast<double>(c.kv_channels));
+  const double scale = c.softmax_scale > 0 ? c.softmax_scale : 1.0 / std::sqrt(static_cast<double>(LayoutOf(c).head_size));
   return {.seq_length = step.seq_length,
           .batch = step.micro_batch_size,
           .heads = c.num_attention_heads,
           .groups = c.num_query_groups,
-          .head_size = c.kv_channels,
+          .head_size = LayoutOf(c).head_size,
+          .value_size = LayoutOf(c).value_size,
           .scale = static_cast<float>(scale),
           .soft_cap = static_cast<float>(c.attn_logit_softcapping),
           .window = AttentionWindowOf(c, layer),
@@ -296,13 +313,15 @@ LayerRecord LayerRecord::Allocate(Arena* arena, const Step& step, int64_t layer)
     r.mlp_output = arena->Allocate(step.storage, stream);
   }
   r.projected = r.qkv = activation(LayoutOf(c).width());
+  if (c.multi_latent_attention) r.mla = MlaRecord::Allocate(arena, step);
+  if (c.attention_sinks) r.sink_probabilities = arena->Allocate(DType::kF32, {b, c.num_attention_heads, s});
   if (c.qk_layernorm) {
     r.projected = activation(LayoutOf(c).width());
     r.qk_rstd = arena->Allocate(DType::kF32, {s * b, c.qk_norm_over_projection ? 2 : c.num_attention_heads + c.num_query_groups});
   }
   r.attention_keep = mask(c.attention_dropout > 0.0, scores);
   r.attention = CoreAttentionRecord::Allocate(arena, step, AttentionOptionsOf(step, layer));
-  r.context = activation(QueryWidth(c));
+  r.context = activation(ContextWidth(c));
   r.proj_keep = mask(c.hidden_dropout > 0.0, stream);
   r.fc2_keep = mask(c.hidden_dropout > 0.0, stream);
   r.middle = arena->Allocate(step.storage, stream);
@@ -337,14 +356,15 @@ LayerScratch LayerScratch::Allocate(Arena* arena, const Step& step, int threads)
   const Shape stream{step.stream_length(), step.micro_batch_size, c.hidden_size};
   scratch.hidden_a = arena->Allocate(step.storage, stream);
   scratch.hidden_b = arena->Allocate(step.storage, stream);
-  scratch.d_context = activation(QueryWidth(c));
+  scratch.d_context = activation(ContextWidth(c));
   scratch.d_qkv = activation(LayoutOf(c).width());
   scratch.d_activated = scratch.d_fc1 = activation(c.ffn_hidden_size);
   if (Fc1Width(c) != c.ffn_hidden_size) scratch.d_fc1 = activation(Fc1Width(c));
-  if (!step.fuse_gradients())
-    scratch.weight_grad =
-        arena->Allocate(DType::kF32, {std::max({LayoutOf(c).width(), Fc1Width(c), QueryWidth(c)}) * c.hidden_size});
+  int64_t largest = std::max(Fc1Width(c), ContextWidth(c)) * c.hidden_size;
+  largest = std::max(largest, c.multi_latent_attention ? LargestMlaWeight(c) : LayoutOf(c).width() * c.hidden_size);
+  if (!step.fuse_gradients()) scratch.weight_grad = arena->Allocate(DType::kF32, {largest});
   scratch.attention = arena->Allocate(DType::kU8, {AttentionBytes(step, threads)});
+  if (c.multi_latent_attention) scratch.mla = MlaScratch::Allocate(arena, step);
   if (c.num_moe_experts > 0) scratch.moe = MoeScratch::Allocate(arena, step);
   return scratch;
 }

@@ -5,6 +5,7 @@
 #include "engine/core/arena.h"
 #include "engine/model/core_attention.h"
 #include "engine/model/linear.h"
+#include "engine/model/mla.h"
 #include "engine/model/moe.h"
 #include "engine/model/norm.h"
 #include "engine/model/step.h"
@@ -19,6 +20,8 @@ struct LayerParameters {
   Norm input_norm, mlp_norm;                // With pre_layernorm.
   Norm attention_post_norm, mlp_post_norm;  // With post_layernorm.
   Linear proj, qkv, fc1, fc2;
+  MlaParameters mla;                     // In place of qkv.
+  int sinks = -1;                        // Index of [heads], with attention_sinks.
   MoeParameters moe;                     // In place of fc1 and fc2.
   int query_gamma = -1, key_gamma = -1;  // Indices of [kv_channels] (or of all heads together), with qk_layernorm.
 };
@@ -41,6 +44,8 @@ struct LayerRecord {
   Tensor fc1_output;                    // Fc1Width; without bias, unrounded if storage is F32.
   Tensor activated;                     // ffn.
   MoeRecord moe;                        // In place of the two.
+  MlaRecord mla;                        // In place of `projected`.
+  Tensor sink_probabilities;            // F32 [b, heads, s], with attention_sinks.
   Tensor attention_output, mlp_output;  // h: inputs of the post norms, with post_layernorm.
 
   static LayerRecord Allocate(Arena* arena, const Step& step, int64_t layer);
@@ -56,6 +61,7 @@ struct LayerScratch {
   Tensor weight_grad;         // F32, the largest weight of a layer.
   Tensor attention;           // U8, attention's workspace.
   MoeScratch moe;
+  MlaScratch mla;
 
   static LayerScratch Allocate(Arena* arena, const Step& step, int threads);
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <vector>
 
 #include "engine/core/arena.h"
@@ -22,6 +23,16 @@ struct InitRule {
   Kind kind = Kind::kConstant;
   float value = 0.0f;
   int64_t turn = 0;  // Neighbouring parameters of one kind are drawn in this order; equal turns in that of declaration.
+};
+
+// A parameter as a module wants it.
+struct ParameterDeclaration {
+  std::string name;
+  Shape shape;
+  InitRule rule;
+  int axis = -1;        // The one that tensor parallelism splits; -1: none.
+  bool halves = false;  // It is split in each of its two halves.
+  bool trainable = true;
 };
 
 // Draws a parameter in fp32 and rounds it to its dtype, on the context's device.

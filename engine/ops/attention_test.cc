@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include "engine/ops/dropout.h"
+#include "engine/ops/qkv_layout.h"
 #include "engine/ops/test_support.h"
 
 namespace mbridge {
@@ -14,18 +15,21 @@ using test::Values;
 
 struct Problem {
   AttentionOptions options;
-  Values qkv, mask, d_context;
-  int64_t width() const { return options.groups * (options.heads / options.groups + 2) * options.head_size; }
-  int64_t context_width() const { return options.heads * options.head_size; }
+  Values qkv, mask, d_context, sinks = {};
+  QkvLayout layout() const { return {options.heads, options.groups, options.head_size, options.value_size}; }
+  int64_t width() const { return layout().width(); }
+  int64_t context_width() const { return options.heads * options.value_width(); }
 };
 
-Problem MakeProblem(int64_t s, int64_t b, int64_t heads, int64_t groups, int64_t d, double dropout, const Kind& kind) {
+Problem MakeProblem(int64_t s, int64_t b, int64_t heads, int64_t groups, int64_t d, double dropout, const Kind& kind,
+                    int64_t value_size = 0) {
   Problem problem;
   problem.options = {.seq_length = s,
                      .batch = b,
                      .heads = heads,
                      .groups = groups,
                      .head_size = d,
+                     .value_size = value_size,
                      .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d))),
                      .dropout = dropout,
                      .precision = kind.precision};
@@ -38,21 +42,22 @@ Problem MakeProblem(int64_t s, int64_t b, int64_t heads, int64_t groups, int64_t
 
 // Element (s, b, head, channel) of queries (part 0), keys (1) or values (2) in qkv.
 int64_t At(const Problem& problem, int64_t s, int64_t b, int64_t head, int part, int64_t channel) {
-  const AttentionOptions& o = problem.options;
-  const int64_t per_group = o.heads / o.groups, group = head / per_group;
-  const int64_t slot = group * (per_group + 2) + (part == 0 ? head % per_group : per_group + part - 1);
-  return (s * o.batch + b) * problem.width() + slot * o.head_size + channel;
+  const QkvLayout layout = problem.layout();
+  const int64_t per_group = layout.heads_per_group(), group = head / per_group;
+  const int64_t slot = part == 0 ? head % per_group : per_group + part - 1;
+  const int64_t group_width = (per_group + 1) * layout.head_size + layout.value_width();
+  return (s * problem.options.batch + b) * problem.width() + group * group_width + slot * layout.head_size + channel;
 }
 
 // In double precision, without roundings.
-Values Reference(const Problem& problem, const Values& qkv) {
+Values Reference(const Problem& problem, const Values& qkv, const Values& sinks) {
   const AttentionOptions& o = problem.options;
   Values context(o.seq_length * o.batch * problem.context_width());
   for (int64_t b = 0; b < o.batch; ++b) {
     for (int64_t head = 0; head < o.heads; ++head) {
       for (int64_t i = 0; i < o.seq_length; ++i) {
         Values p(i + 1);
-        double sum = 0;
+        double sum = sinks.empty() ? 0 : std::exp(sinks[head]);
         const int64_t begin = o.window > 0 ? std::max<int64_t>(0, i + 1 - o.window) : 0;
         for (int64_t j = begin; j <= i; ++j) {
           double score = 0;
@@ -65,8 +70,8 @@ Values Reference(const Problem& problem, const Values& qkv) {
         for (int64_t j = begin; j <= i; ++j) {
           const double keep =
               o.dropout > 0 ? problem.mask[((b * o.heads + head) * o.seq_length + i) * o.seq_length + j] / (1 - o.dropout) : 1.0;
-          for (int64_t c = 0; c < o.head_size; ++c) {
-            context[(i * o.batch + b) * problem.context_width() + head * o.head_size + c] +=
+          for (int64_t c = 0; c < o.value_width(); ++c) {
+            context[(i * o.batch + b) * problem.context_width() + head * o.value_width() + c] +=
                 p[j] / sum * keep * qkv[At(problem, j, b, head, 2, c)];
           }
         }
@@ -76,8 +81,10 @@ Values Reference(const Problem& problem, const Values& qkv) {
   return context;
 }
 
+Values Reference(const Problem& problem, const Values& qkv) { return Reference(problem, qkv, problem.sinks); }
+
 struct Result {
-  Values context, d_qkv;
+  Values context, d_qkv, d_sinks = {};
 };
 
 Result Attend(const Problem& problem, const Kind& kind) {
@@ -89,9 +96,13 @@ Result Attend(const Problem& problem, const Kind& kind) {
       d_qkv(kind.storage, {s, b, problem.width()});
   const Owned workspace(DType::kU8, {AttentionWorkspaceBytes(o, kind.storage, omp_get_max_threads())});
   const Tensor keep = o.dropout > 0 ? mask.tensor() : Tensor();
-  AttentionForward({}, qkv, keep, o, probabilities, context, workspace);
-  AttentionBackward({}, d_context, qkv, keep, probabilities, o, d_qkv, workspace);
-  return {context.ToValues(), d_qkv.ToValues()};
+  const Owned sinks(kind.storage, {o.heads}, problem.sinks.empty() ? Values(o.heads) : problem.sinks),
+      sink_probabilities(DType::kF32, {b, o.heads, s}), d_sinks(DType::kF32, {o.heads});
+  AttentionOptions o_with_sinks = o;
+  if (!problem.sinks.empty()) o_with_sinks.sinks = {sinks, sink_probabilities, d_sinks};
+  AttentionForward({}, qkv, keep, o_with_sinks, probabilities, context, workspace);
+  AttentionBackward({}, d_context, qkv, keep, probabilities, o_with_sinks, d_qkv, workspace);
+  return {context.ToValues(), d_qkv.ToValues(), d_sinks.ToValues()};
 }
 
 TEST(AttentionTest, AgainstDoublePrecision) {
@@ -115,6 +126,28 @@ TEST(AttentionTest, AgainstDoublePrecision) {
       const Values numeric = test::NumericGradient(
           problem.qkv, [&](const Values& v) { return test::Dot(Reference(problem, v), problem.d_context); });
       test::ExpectNear(result.d_qkv, numeric, 1e-5, 5e-6);
+    }
+  }
+}
+
+// Values of another size than queries and keys, and a learned score without a value in each softmax.
+TEST(AttentionTest, ValueSizesAndSinks) {
+  const Kind kind = test::kKinds[0];
+  for (int64_t value_size : {3, 5, 8}) {
+    for (bool fp32 : {false, true}) {
+      Problem problem = MakeProblem(9, 2, 4, 2, 5, 0.25, kind, value_size);
+      problem.options.softmax_in_fp32 = fp32;
+      problem.options.window = 6;
+      problem.sinks = test::RandomValues(4, 7, 1.0, DType::kF32);
+      const Result result = Attend(problem, kind);
+      test::ExpectNear(result.context, Reference(problem, problem.qkv), 1e-6, 2e-6);
+      const auto dot = [&](const Values& qkv, const Values& sinks) {
+        return test::Dot(Reference(problem, qkv, sinks), problem.d_context);
+      };
+      test::ExpectNear(result.d_qkv, test::NumericGradient(problem.qkv, [&](const Values& v) { return dot(v, problem.sinks); }),
+                       1e-5, 5e-6);
+      test::ExpectNear(result.d_sinks, test::NumericGradient(problem.sinks, [&](const Values& v) { return dot(problem.qkv, v); }),
+                       1e-5, 5e-6);
     }
   }
 }

@@ -24,5 +24,10 @@ const Architecture& Qwen3Architecture();
 const Architecture& MixtralArchitecture();
 const Architecture& Qwen2MoeArchitecture();
 const Architecture& Qwen3MoeArchitecture();
+const Architecture& DeepSeekV2Architecture();
+const Architecture& DeepSeekV3Architecture();
+const Architecture& Glm4MoeArchitecture();
+const Architecture& GptOssArchitecture();
+const Architecture& MiniMaxM2Architecture();
 
 }  // namespace mbridge

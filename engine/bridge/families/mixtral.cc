@@ -4,16 +4,6 @@
 #include "engine/bridge/families/moe_parts.h"
 
 namespace mbridge {
-namespace {
-
-// All that the file says of the plain MLP is meant for the experts.
-ConfigKey ExpertWidthKey() {
-  const auto read = [](ConfigReader*, GptConfig* to) { to->moe_ffn_hidden_size = to->ffn_hidden_size; };
-  return CustomKey({}, read, nullptr);
-}
-
-}  // namespace
-
 const Architecture& MixtralArchitecture() {
   static const Architecture kMixtral = {
       .model_type = "mixtral",

@@ -20,18 +20,66 @@ std::vector<TensorRule> ExpertTensors(const ExpertNames& names) {
           {.ours = ours + "shared_experts.gate_weight", .theirs = {theirs + "shared_expert_gate.weight"}}};
 }
 
-ConfigKey ExpertCountKey(std::vector<std::string> names) {
+namespace {
+
+// A number under any of the names; the first is written unless the source has another.
+ConfigKey AliasedKey(std::vector<std::string> names, int64_t GptConfig::*field) {
   const auto present = [names](const auto& has) {
     const auto found = std::find_if(names.begin(), names.end(), has);
     return found == names.end() ? names.front() : *found;
   };
-  const auto read = [present](ConfigReader* from, GptConfig* to) {
-    to->num_moe_experts = from->Int(present([from](const std::string& name) { return from->Has(name); }));
+  const auto read = [present, field](ConfigReader* from, GptConfig* to) {
+    to->*field = from->Int(present([from](const std::string& name) { return from->Has(name); }));
   };
-  const auto write = [present](const GptConfig& from, Json* to) {
-    (*to)[present([to](const std::string& name) { return to->contains(name); })] = from.num_moe_experts;
+  const auto write = [present, field](const GptConfig& from, Json* to) {
+    (*to)[present([to](const std::string& name) { return to->contains(name); })] = from.*field;
   };
   return CustomKey(names, read, write);
+}
+
+}  // namespace
+
+ConfigKey ExpertCountKey(std::vector<std::string> names) { return AliasedKey(std::move(names), &GptConfig::num_moe_experts); }
+
+ConfigKey ExpertsPerTokenKey(std::vector<std::string> names) {
+  return AliasedKey(std::move(names), &GptConfig::moe_router_topk);
+}
+
+ConfigKey ExpertWidthKey() {
+  return CustomKey({}, [](ConfigReader*, GptConfig* to) { to->moe_ffn_hidden_size = to->ffn_hidden_size; }, nullptr);
+}
+
+std::vector<ConfigKey> DeepSeekExpertKeys() {
+  const auto read = [](ConfigReader* from, GptConfig* to) {
+    const int64_t none = 0;
+    to->moe_shared_expert_intermediate_size = from->Int("n_shared_experts", &none) * to->moe_ffn_hidden_size;
+  };
+  const auto write = [](const GptConfig& from, Json* to) {
+    (*to)["n_shared_experts"] = from.moe_shared_expert_intermediate_size / std::max<int64_t>(1, from.moe_ffn_hidden_size);
+  };
+  return {ExpertCountKey({"n_routed_experts", "num_experts", "num_local_experts"}),
+          ExpertsPerTokenKey({"num_experts_per_tok"}),
+          IntKey("moe_intermediate_size", &GptConfig::moe_ffn_hidden_size),
+          CustomKey({"n_shared_experts"}, read, write),
+          RealKey("routed_scaling_factor", &GptConfig::moe_router_topk_scaling_factor, 1.0),
+          FirstDenseKey(),
+          RouterFreeKeys()};
+}
+
+ConfigKey SigmoidGroupsKey() {
+  const auto read = [](ConfigReader* from, GptConfig* to) {
+    const int64_t one = 1;
+    const int64_t groups = from->Int("n_group", &one), chosen = from->Int("topk_group", &one);
+    if (groups <= 1) return;
+    to->moe_router_num_groups = groups;
+    to->moe_router_group_topk = chosen;
+    to->moe_router_group_experts = 2;
+  };
+  const auto write = [](const GptConfig& from, Json* to) {
+    (*to)["n_group"] = std::max<int64_t>(1, from.moe_router_num_groups);
+    (*to)["topk_group"] = std::max<int64_t>(1, from.moe_router_group_topk);
+  };
+  return CustomKey({"n_group", "topk_group"}, read, write);
 }
 
 ConfigKey FirstDenseKey() {

@@ -126,7 +126,10 @@ class Slices {
         heads_(o.heads),
         per_group_(o.heads / o.groups),
         storage_(storage),
-        layout_{o.heads, o.groups, o.head_size} {}
+        layout_{o.heads, o.groups, o.head_size} {
+    if (o.value_width() != o.head_size || !o.sinks.scores.empty())
+      ThrowEngineError("attention on CUDA: values of another size than keys, and sinks, are not built");
+  }
 
   // Slot `slot` (query j, key or value) of group n in a tensor laid out as qkv. One stride leads from group to group, also from
   // the last of a sample to the first of the next.
