@@ -266,7 +266,6 @@ INSTANTIATE_TEST_SUITE_P(Families, HuggingFaceFixtures,
                                          "deepseek_v2_group", //
                                          "deepseek_v3",       //
                                          "glm4_moe",          //
-                                         "gpt_oss",           //
                                          "minimax_m2"         //
                                          ),
                          [](const auto& info) { return info.param; });

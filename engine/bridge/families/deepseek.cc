@@ -9,11 +9,12 @@ namespace mbridge {
 namespace {
 
 GptConfig Parts(RouterScore score, bool expert_bias) {
-  GptConfig parts{.normalization = NormKind::kRmsNorm,
-                  .activation = ActivationKind::kSwiGlu,
-                  .position_embedding = PositionKind::kRope,
-                  .add_bias_linear = false,
-                  .multi_latent_attention = true};
+  GptConfig parts;
+  parts.normalization = NormKind::kRmsNorm;
+  parts.activation = ActivationKind::kSwiGlu;
+  parts.position_embedding = PositionKind::kRope;
+  parts.add_bias_linear = false;
+  parts.multi_latent_attention = true;
   parts.rotary_interleaved = true;
   parts.moe_router_score = score;
   parts.moe_router_enable_expert_bias = expert_bias;
@@ -43,7 +44,8 @@ ConfigKey LatentKey() {
     to->softmax_scale = 0;
     if (from->Text("rope_parameters/rope_type", "default") != "yarn" || to->kv_channels <= 0) return;
     const double plain = 0;
-    const double factor = YarnScoreFactor(from->Real("rope_parameters/factor"), from->Real("rope_parameters/mscale_all_dim", &plain));
+    const double factor =
+        YarnScoreFactor(from->Real("rope_parameters/factor"), from->Real("rope_parameters/mscale_all_dim", &plain));
     if (factor != 1.0) to->softmax_scale = factor / std::sqrt(static_cast<double>(to->kv_channels));
   };
   const auto write = [](const GptConfig& from, Json* to) {
@@ -100,21 +102,21 @@ std::vector<TensorRule> Tensors() {
   add("linear_kv_up_proj", "kv_b_proj");
   add("kv_layernorm", "kv_a_layernorm");
   add("linear_proj", "o_proj");
-  return JoinTensors({EmbeddingAndHeadTensors(), PreNormTensors(), attention, GatedMlpTensors(), ExpertTensors({.block = "mlp"})});
+  return JoinTensors(
+      {EmbeddingAndHeadTensors(), PreNormTensors(), attention, GatedMlpTensors(), ExpertTensors({.block = "mlp"})});
 }
 
 }  // namespace
 
 const Architecture& DeepSeekV2Architecture() {
-  static const Architecture kV2 = {
-      .model_type = "deepseek_v2",
-      .class_name = "DeepseekV2ForCausalLM",
-      .parts = Parts(RouterScore::kSoftmax, false),
-      .keys = JoinKeys({Keys(),
-                        {SoftmaxGroupsKey(), OnlyKey("norm_topk_prob", false), OnlyKey("scoring_func", "softmax"),
-                         OnlyKey("rope_interleave", true)}}),
-      .tensors = Tensors(),
-      .unused = {kRotaryFrequencies}};
+  static const Architecture kV2 = {.model_type = "deepseek_v2",
+                                   .class_name = "DeepseekV2ForCausalLM",
+                                   .parts = Parts(RouterScore::kSoftmax, false),
+                                   .keys = JoinKeys({Keys(),
+                                                     {SoftmaxGroupsKey(), OnlyKey("norm_topk_prob", false),
+                                                      OnlyKey("scoring_func", "softmax"), OnlyKey("rope_interleave", true)}}),
+                                   .tensors = Tensors(),
+                                   .unused = {kRotaryFrequencies}};
   return kV2;
 }
 

@@ -4,15 +4,20 @@ namespace mbridge {
 
 const std::vector<const Architecture*>& Architectures() {
   static const std::vector<const Architecture*> kAll = {
+      &DeepSeekV2Architecture(),  //
+      &DeepSeekV3Architecture(),  //
       &Ernie45Architecture(),     //
       &Exaone4Architecture(),     //
       &GemmaArchitecture(),       //
       &Gemma2Architecture(),      //
       &Gemma3Architecture(),      //
       &Glm4Architecture(),        //
+      &Glm4MoeArchitecture(),  //
       &Gpt2Architecture(),        //
+      &GptOssArchitecture(),  //
       &GraniteArchitecture(),     //
       &LlamaArchitecture(),       //
+      &MiniMaxM2Architecture(),  //
       &MistralArchitecture(),     //
       &MixtralArchitecture(),     //
       &NemotronArchitecture(),    //

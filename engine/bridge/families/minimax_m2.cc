@@ -9,10 +9,11 @@ namespace mbridge {
 namespace {
 
 GptConfig Parts() {
-  GptConfig parts{.normalization = NormKind::kRmsNorm,
-                  .activation = ActivationKind::kSwiGlu,
-                  .position_embedding = PositionKind::kRope,
-                  .add_bias_linear = false};
+  GptConfig parts;
+  parts.normalization = NormKind::kRmsNorm;
+  parts.activation = ActivationKind::kSwiGlu;
+  parts.position_embedding = PositionKind::kRope;
+  parts.add_bias_linear = false;
   parts.qk_layernorm = parts.qk_norm_over_projection = true;
   parts.moe_router_score = RouterScore::kSigmoid;
   parts.moe_router_enable_expert_bias = true;
@@ -43,18 +44,17 @@ const Architecture& MiniMaxM2Architecture() {
           {DecoderKeys(),
            {ExpertWidthKey(), ExpertCountKey({"num_local_experts"}), ExpertsPerTokenKey({"num_experts_per_tok"}),
             OnlyKey("hidden_act", "silu"), RealKey("rms_norm_eps", &GptConfig::layernorm_epsilon, 1e-6), RopeKey(),
-            RotaryDimKey(), FlagKey("tie_word_embeddings", &GptConfig::tied_embeddings, false), OnlyKey("router_jitter_noise", 0.0),
-            OnlyKey("scoring_func", "sigmoid"), OnlyKey("use_qk_norm", true), OnlyKey("qk_norm_type", "per_layer"),
-            OnlyKey("use_routing_bias", true), OnlyKey("shared_intermediate_size", 0), OnlyKey("sliding_window", Json()),
+            RotaryDimKey(), FlagKey("tie_word_embeddings", &GptConfig::tied_embeddings, false),
+            OnlyKey("router_jitter_noise", 0.0), OnlyKey("scoring_func", "sigmoid"), OnlyKey("use_qk_norm", true),
+            OnlyKey("qk_norm_type", "per_layer"), OnlyKey("use_routing_bias", true), OnlyKey("shared_intermediate_size", 0),
+            OnlyKey("sliding_window", Json()),
             FreeKeys({"attn_type_list", "layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta",
                       "mlp_intermediate_size", "mtp_transformer_layers", "num_mtp_modules", "shared_moe_mode", "use_mtp"}),
             RouterFreeKeys()}}),
-      .tensors = JoinTensors({EmbeddingAndHeadTensors(), PreNormTensors(), AttentionTensors(),
-                              ExpertTensors({.block = "block_sparse_moe",
-                                             .gate = "w1",
-                                             .up = "w3",
-                                             .down = "w2",
-                                             .expert_bias = "e_score_correction_bias"})}),
+      .tensors = JoinTensors(
+          {EmbeddingAndHeadTensors(), PreNormTensors(), AttentionTensors(),
+           ExpertTensors(
+               {.block = "block_sparse_moe", .gate = "w1", .up = "w3", .down = "w2", .expert_bias = "e_score_correction_bias"})}),
       .unused = {kRotaryFrequencies}};
   return kMiniMax;
 }

@@ -41,12 +41,11 @@ ConfigKey AliasedKey(std::vector<std::string> names, int64_t GptConfig::*field) 
 
 ConfigKey ExpertCountKey(std::vector<std::string> names) { return AliasedKey(std::move(names), &GptConfig::num_moe_experts); }
 
-ConfigKey ExpertsPerTokenKey(std::vector<std::string> names) {
-  return AliasedKey(std::move(names), &GptConfig::moe_router_topk);
-}
+ConfigKey ExpertsPerTokenKey(std::vector<std::string> names) { return AliasedKey(std::move(names), &GptConfig::moe_router_topk); }
 
 ConfigKey ExpertWidthKey() {
-  return CustomKey({}, [](ConfigReader*, GptConfig* to) { to->moe_ffn_hidden_size = to->ffn_hidden_size; }, nullptr);
+  return CustomKey(
+      {}, [](ConfigReader*, GptConfig* to) { to->moe_ffn_hidden_size = to->ffn_hidden_size; }, nullptr);
 }
 
 std::vector<ConfigKey> DeepSeekExpertKeys() {
