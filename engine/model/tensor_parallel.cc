@@ -31,11 +31,15 @@ Tensor WholeOf(const Step& step, const Tensor& stream) {
 }  // namespace
 
 GptConfig ShareOf(const GptConfig& config, int size) {
-  if (size > 1 && (config.qk_norm_over_projection || config.num_moe_experts > 0)) {
+  const auto whole_only = [size](bool present, const char* what) {
+    if (size == 1 || !present) return;
     throw EngineError(v1::REASON_UNSUPPORTED_MODEL,
-                      fmt::format("model.tensor_model_parallel_size is {}: this engine runs {} on one rank only", size,
-                                  config.num_moe_experts > 0 ? "experts" : "query-key norms over the whole projection"));
-  }
+                      fmt::format("model.tensor_model_parallel_size is {}: 1 with {}", size, what));
+  };
+  whole_only(config.num_moe_experts > 0, "experts");
+  whole_only(config.multi_latent_attention, "multi-latent attention");
+  whole_only(config.attention_sinks, "attention sinks");
+  whole_only(config.qk_norm_over_projection, "query-key norms over the whole projection");
   GptConfig share = config;
   share.num_attention_heads = Divided("model.num_attention_heads", config.num_attention_heads, size);
   share.num_query_groups = Divided("model.num_query_groups", config.num_query_groups, size);
