@@ -265,6 +265,7 @@ INSTANTIATE_TEST_SUITE_P(Families, HuggingFaceFixtures,
                                          "deepseek_v2_lite",  //
                                          "deepseek_v2_group", //
                                          "deepseek_v3",       //
+                                         "gpt_oss",           //
                                          "glm4_moe",          //
                                          "minimax_m2"         //
                                          ),

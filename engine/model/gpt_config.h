@@ -62,6 +62,7 @@ struct GptConfig {
   int64_t qk_head_dim = 0;          // Part of a query or key that positions don't turn; kv_channels is the sum of both parts.
   int64_t qk_pos_emb_head_dim = 0;  // Part that they turn.
   int64_t v_head_dim = 0;
+  double mscale_all_dim = 0;  // With YaRN, scores are multiplied by (0.1 mscale_all_dim ln(factor) + 1)^2; 0: not.
 
   // Mixture of experts: gated MLPs of which a router gives each token a few.
   int64_t num_moe_experts = 0;                      // 0: none.

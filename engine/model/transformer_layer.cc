@@ -277,7 +277,11 @@ void DrawEagerMask(const Step& step, PhiloxStream* stream, double p, const Tenso
 
 AttentionOptions AttentionOptionsOf(const Step& step, int64_t layer) {
   const GptConfig& c = *step.config;
-  const double scale = c.softmax_scale > 0 ? c.softmax_scale : 1.0 / std::sqrt(static_cast<double>(LayoutOf(c).head_size));
+  double scale = c.softmax_scale > 0 ? c.softmax_scale : 1.0 / std::sqrt(static_cast<double>(LayoutOf(c).head_size));
+  if (c.mscale_all_dim != 0 && c.yarn_rotary_scaling_factor > 1) {
+    const double m = 0.1 * c.mscale_all_dim * std::log(c.yarn_rotary_scaling_factor) + 1.0;
+    scale *= m * m;
+  }
   return {.seq_length = step.seq_length,
           .batch = step.micro_batch_size,
           .heads = c.num_attention_heads,

@@ -1,6 +1,4 @@
 // DeepSeek-V2 and V2-Lite (multi-latent attention, softmax router), DeepSeek-V3 (sigmoid router with correction bias).
-#include <cmath>
-
 #include "engine/bridge/families/common_tensors.h"
 #include "engine/bridge/families/families.h"
 #include "engine/bridge/families/moe_parts.h"
@@ -22,12 +20,6 @@ GptConfig Parts(RouterScore score, bool expert_bias) {
   return parts;
 }
 
-// What YaRN does to the scale of the scores: the square of 0.1 mscale_all_dim ln(factor) + 1.
-double YarnScoreFactor(double factor, double mscale_all_dim) {
-  const double m = factor <= 1 ? 1.0 : 0.1 * mscale_all_dim * std::log(factor) + 1.0;
-  return m * m;
-}
-
 // Sizes of the latent vectors and of a head's parts. head_dim of the file is the turned part.
 ConfigKey LatentKey() {
   const auto read = [](ConfigReader* from, GptConfig* to) {
@@ -41,12 +33,9 @@ ConfigKey LatentKey() {
     to->num_query_groups = to->num_attention_heads;
     const int64_t sum = to->kv_channels;
     if (from->Int("qk_head_dim", &sum) != sum) from->Unsupported("qk_head_dim", "qk_nope_head_dim + qk_rope_head_dim");
-    to->softmax_scale = 0;
-    if (from->Text("rope_parameters/rope_type", "default") != "yarn" || to->kv_channels <= 0) return;
     const double plain = 0;
-    const double factor =
-        YarnScoreFactor(from->Real("rope_parameters/factor"), from->Real("rope_parameters/mscale_all_dim", &plain));
-    if (factor != 1.0) to->softmax_scale = factor / std::sqrt(static_cast<double>(to->kv_channels));
+    const bool yarn = to->yarn_rotary_scaling_factor > 0;
+    to->mscale_all_dim = yarn ? from->Real("rope_parameters/mscale_all_dim", &plain) : 0.0;
   };
   const auto write = [](const GptConfig& from, Json* to) {
     (*to)["q_lora_rank"] = from.q_lora_rank > 0 ? Json(from.q_lora_rank) : Json();
@@ -55,6 +44,7 @@ ConfigKey LatentKey() {
     (*to)["qk_rope_head_dim"] = from.qk_pos_emb_head_dim;
     (*to)["v_head_dim"] = from.v_head_dim;
     (*to)["head_dim"] = from.qk_pos_emb_head_dim;
+    if (from.mscale_all_dim != 0) (*to)["rope_parameters"]["mscale_all_dim"] = from.mscale_all_dim;
     if (to->contains("qk_head_dim")) (*to)["qk_head_dim"] = from.qk_head_dim + from.qk_pos_emb_head_dim;
   };
   return CustomKey({"q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "qk_head_dim"}, read,
@@ -127,7 +117,7 @@ const Architecture& DeepSeekV3Architecture() {
       .parts = Parts(RouterScore::kSigmoid, true),
       .keys = JoinKeys({Keys(),
                         {SigmoidGroupsKey(), OnlyKey("norm_topk_prob", true), OnlyKey("scoring_func", "sigmoid"),
-                         OnlyKey("topk_method", "noaux_tc"), FlagKey("rope_interleave", &GptConfig::rotary_interleaved, true)}}),
+                         OnlyKey("topk_method", "noaux_tc"), OnlyKey("rope_interleave", true)}}),
       .tensors = Tensors(),
       .unused = {kRotaryFrequencies}};
   return kV3;

@@ -12,12 +12,12 @@ const std::vector<const Architecture*>& Architectures() {
       &Gemma2Architecture(),      //
       &Gemma3Architecture(),      //
       &Glm4Architecture(),        //
-      &Glm4MoeArchitecture(),  //
+      &Glm4MoeArchitecture(),     //
       &Gpt2Architecture(),        //
-      &GptOssArchitecture(),  //
+      &GptOssArchitecture(),      //
       &GraniteArchitecture(),     //
       &LlamaArchitecture(),       //
-      &MiniMaxM2Architecture(),  //
+      &MiniMaxM2Architecture(),   //
       &MistralArchitecture(),     //
       &MixtralArchitecture(),     //
       &NemotronArchitecture(),    //
