@@ -175,6 +175,8 @@ void RequireCudaParts(const GptConfig& c) {
                       fmt::format("{} has no CUDA operator in this version; --device cpu trains it", part));
   };
   require(c.num_moe_experts == 0, "a mixture of experts (model.num_moe_experts)");
+  require(!c.multi_latent_attention, "multi-latent attention (model.multi_latent_attention)");
+  require(!c.attention_sinks, "an attention sink (model.softmax_type=learnable)");
   require(c.activation != ActivationKind::kQuickGeglu, "this activation (model.activation_func)");
   require(c.logits_scaling == 1 && c.final_logit_softcapping == 0, "a scale or soft cap of the logits");
 }

@@ -21,13 +21,15 @@ GptConfig Parts() {
   return parts;
 }
 
-// Elements of a head that are turned.
+// Elements of a head that are turned, in files for the original code, which has use_qk_norm. transformers has its own word for it
+// (rope_parameters/partial_rotary_factor) and leaves this one unread.
 ConfigKey RotaryDimKey() {
   const auto read = [](ConfigReader* from, GptConfig* to) {
-    if (!from->Has("rotary_dim") || to->kv_channels <= 0) return;
+    if (!from->Has("rotary_dim") || !from->Has("use_qk_norm") || to->kv_channels <= 0 || to->rotary_percent != 1.0) return;
     to->rotary_percent = static_cast<double>(from->Int("rotary_dim")) / static_cast<double>(to->kv_channels);
   };
   const auto write = [](const GptConfig& from, Json* to) {
+    if (!to->contains("rotary_dim")) return;
     (*to)["rotary_dim"] = std::llround(from.rotary_percent * static_cast<double>(from.kv_channels));
   };
   return CustomKey({"rotary_dim"}, read, write);
