@@ -33,8 +33,7 @@ Tensor WholeOf(const Step& step, const Tensor& stream) {
 GptConfig ShareOf(const GptConfig& config, int size) {
   const auto whole_only = [size](bool present, const char* what) {
     if (size == 1 || !present) return;
-    throw EngineError(v1::REASON_UNSUPPORTED_MODEL,
-                      fmt::format("model.tensor_model_parallel_size is {}: 1 with {}", size, what));
+    throw EngineError(v1::REASON_UNSUPPORTED_MODEL, fmt::format("model.tensor_model_parallel_size is {}: 1 with {}", size, what));
   };
   whole_only(config.num_moe_experts > 0, "experts");
   whole_only(config.multi_latent_attention, "multi-latent attention");
