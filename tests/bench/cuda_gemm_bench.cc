@@ -11,6 +11,7 @@
 #include "engine/core/device.h"
 #include "engine/ops/cuda/gemm_tuning.h"
 #include "engine/ops/flash_attention.h"
+#include "engine/ops/fp8_gemm.h"
 #include "engine/ops/gemm.h"
 #include "engine/ops/qkv_layout.h"
 
@@ -143,6 +144,48 @@ double BenchProducts(Bench& bench, const Operands& x, const Model& model, double
   return total;
 }
 
+// The same products in 8 bits, all of the form that Hopper has, and the making of an operand with its transpose.
+void BenchFp8(Bench& bench, const Operands& x, const Model& model) {
+  const Tensor one{bench.Random(DType::kF32, 1), DType::kF32, DeviceType::kCuda, {1}};
+  const float scale = 1.0f;
+  MB_CUDA(cudaMemcpy(one.data, &scale, sizeof scale, cudaMemcpyHostToDevice));
+  const Tensor source{x.input.data, DType::kBF16, DeviceType::kCuda, {kTokens, model.ffn}};
+  const int64_t largest = std::max(2 * model.ffn, model.qkv());  // Operands are [tokens, largest] or [largest, ffn] at most.
+  const auto codes = [&](int64_t count) { return bench.Random(DType::kU8, count); };
+  void *a = codes(kTokens * largest), *b = codes(std::max(kTokens, largest) * model.ffn);
+  const Tensor rowwise{a, DType::kU8, DeviceType::kCuda, {kTokens, model.ffn}};
+  const Tensor columnwise{b, DType::kU8, DeviceType::kCuda, {model.ffn, kTokens}};
+  const double cast = bench.Time([&] { Fp8Quantize(bench.context(), source, one, Fp8Format::kE4M3, rowwise, columnwise, {}); });
+  std::printf("%s 8-bit copy and transpose [%ld, %ld]: %.3f ms, %.0f GB/s\n", model.name, long{kTokens}, long{model.ffn}, cast,
+              4.0 * kTokens * static_cast<double>(model.ffn) / cast / 1e6);
+  // Random bytes hold NaN codes: operands come from the copy, over and over.
+  for (void* codes_of : {a, b}) {
+    const int64_t count = codes_of == a ? kTokens * largest : std::max(kTokens, largest) * model.ffn;
+    Fp8Quantize(bench.context(), source, one, Fp8Format::kE4M3, rowwise, {}, {});
+    for (int64_t at = 0; at < count; at += rowwise.size()) {
+      if (codes_of == a && at == 0) continue;
+      MB_CUDA(cudaMemcpyAsync(static_cast<char*>(codes_of) + at, a, std::min(rowwise.size(), count - at),
+                              cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(bench.context().stream)));
+    }
+  }
+  const auto product = [&](int64_t m, int64_t n, int64_t k, const Matrix& result, const Fp8GemmOptions& options) {
+    const auto* inverse = static_cast<const float*>(one.data);
+    return bench.Time([&] {
+      Fp8Gemm(bench.context(), {a, Fp8Format::kE4M3, inverse, m, k, k}, {b, Fp8Format::kE4M3, inverse, n, k, k},
+              {result.data, result.dtype, m, n, n}, options);
+    });
+  };
+  for (const Linear& linear : LinearsOf(model)) {
+    if (linear.out == kVocabulary) continue;
+    const double operations = 2.0 * kTokens * linear.in * linear.out / 1e9;
+    std::printf("%-8s 8-bit  TFLOP/s: forward %5.0f  dgrad %5.0f  wgrad %5.0f\n", linear.name.c_str(),
+                operations / product(kTokens, linear.out, linear.in, x.result, {.fast_accumulate = true}),
+                operations / product(kTokens, linear.in, linear.out, x.result, {}),
+                operations / product(linear.out, linear.in, kTokens, x.weight_grad, {.accumulate = true}));
+  }
+  for (void* memory : {a, b, one.data}) DeviceOf(DeviceType::kCuda).Free(memory);
+}
+
 struct AttentionTimes {
   double forward, backward;
 };
@@ -193,6 +236,7 @@ int Run() {
   std::vector<std::string> lines;
   for (const Model& model : kModels) {
     const double products = BenchProducts(bench, x, model, ceiling);
+    BenchFp8(bench, x, model);
     const AttentionTimes attention = BenchAttention(bench, model.name, model.heads, model.groups, model.head_size);
     const double attentions = static_cast<double>(model.layers) * (attention.forward + attention.backward);
     lines.push_back(
