@@ -93,12 +93,14 @@ int64_t ActivationBytes(const v1::ConfigContainer& config) {
   const int64_t h = m.hidden_size(), e = BytesOfType(m), q = m.kv_channels() * m.num_attention_heads(),
                 kv = m.kv_channels() * m.num_query_groups();
   const int64_t width = m.num_moe_experts() > 0 ? MoeWidth(m) * TopK(m) : m.ffn_hidden_size();
+  // Of a layer and token: what all tensor-parallel ranks hold unless the sequence is split too, and what is split over them.
+  const int64_t stream = e * 4 * h + (m.hidden_dropout() > 0 ? 2 * h : 0);
   const int64_t attention =
-      e * (2 * h + 2 * q + 2 * kv) + m.num_attention_heads() * m.seq_length() * (e + (m.attention_dropout() > 0 ? 1 : 0));
-  const int64_t mlp = e * (2 * h + width * GateFactor(m));
-  const int64_t masks = m.hidden_dropout() > 0 ? 2 * h : 0;
+      e * (2 * q + 2 * kv) + m.num_attention_heads() * m.seq_length() * (e + (m.attention_dropout() > 0 ? 1 : 0));
+  const int64_t mlp = e * width * GateFactor(m);
   const int64_t layers = m.num_layers() / ways(m.pipeline_model_parallel_size());
-  return tokens * (layers * (attention + mlp + masks) + 2 * e * h) / ways(m.tensor_model_parallel_size());
+  const int64_t tp = ways(m.tensor_model_parallel_size());
+  return tokens * (layers * (attention + mlp) / tp + (layers * stream + 2 * e * h) / (m.sequence_parallel() ? tp : 1));
 }
 
 }  // namespace

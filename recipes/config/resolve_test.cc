@@ -394,11 +394,42 @@ TEST(Overrides, KeysWithoutEffectAreRefusedByName) {
     auto resolved = Submit(With(CorrelationRun(), {line}));
     EXPECT_EQ(ReasonOf(resolved.status()), v1::REASON_KEY_WITHOUT_EFFECT) << line;
   }
-  auto planned = Submit(With(CorrelationRun(), {"model.tensor_model_parallel_size=2"}), "vanilla_gpt_pretrain_config", 2);
+  auto planned = Submit(With(CorrelationRun(), {"model.pipeline_model_parallel_size=2"}), "vanilla_gpt_pretrain_config", 2);
   EXPECT_EQ(planned.status().code(), absl::StatusCode::kUnimplemented) << planned.status();
   EXPECT_EQ(ReasonOf(planned.status()), v1::REASON_UNSUPPORTED_MODEL);
   EXPECT_THAT(std::string(planned.status().message()), HasSubstr("accepted: 1"));
-  EXPECT_TRUE(Submit(With(CorrelationRun(), {"model.normalization=LayerNorm", "model.tensor_model_parallel_size=1"})).ok());
+  EXPECT_TRUE(Submit(With(CorrelationRun(), {"model.normalization=LayerNorm", "model.pipeline_model_parallel_size=1"})).ok());
+}
+
+TEST(TensorParallel, RanksFollowAndTheVocabularyIsPaddedForThem) {
+  const auto resolved = Submit(
+      With(CorrelationRun(), {"model.tensor_model_parallel_size=2", "model.sequence_parallel=true", "tokenizer.vocab_size=1100"}),
+      "vanilla_gpt_pretrain_config", 0);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(resolved->ranks(), 2);
+  EXPECT_EQ(resolved->data_parallel_size(), 1);
+  EXPECT_EQ(resolved->config().model().vocab_size(), 1280);  // 5 * 128 * 2.
+  EXPECT_TRUE(resolved->config().model().sequence_parallel());
+}
+
+TEST(TensorParallel, OnOneRankTheSequenceIsWholeAndTheRecordSaysSo) {
+  const auto resolved = Submit(With(CorrelationRun(), {"model.sequence_parallel=true"}));
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_FALSE(resolved->config().model().sequence_parallel());
+  EXPECT_THAT(resolved->changes(), testing::Contains(testing::Property(&v1::AutomaticChange::key, "model.sequence_parallel")));
+}
+
+TEST(TensorParallel, SizesThatDoNotDivideAreRefusedByName) {
+  const auto problem = [](std::vector<std::string> lines, int ranks) {
+    std::vector<std::string> run = CorrelationRun();
+    for (const std::string& line : lines) run = Without(run, line.substr(0, line.find('=')));
+    return Violation(Submit(With(run, lines), "vanilla_gpt_pretrain_config", ranks).status(), "model.tensor_model_parallel_size");
+  };
+  EXPECT_THAT(problem({"model.tensor_model_parallel_size=3"}, 3), HasSubstr("divisors of model.num_attention_heads 4"));
+  EXPECT_THAT(problem({"model.tensor_model_parallel_size=4", "model.num_query_groups=2"}, 4),
+              HasSubstr("divisors of model.num_query_groups 2, so that each rank has whole groups"));
+  EXPECT_THAT(problem({"model.tensor_model_parallel_size=2", "model.ffn_hidden_size=1023"}, 2),
+              HasSubstr("divisors of model.ffn_hidden_size 1023"));
 }
 
 TEST(ModelParts, OfTheLlamaFamilyCanBeTrained) {

@@ -60,6 +60,12 @@ std::vector<FieldViolation> UnsupportedModelParts(const v1::ModelConfig& model) 
   if (model.qk_layernorm() && model.normalization() != "RMSNorm")
     parts.push_back({"model.qk_layernorm",
                      "is true with model.normalization " + model.normalization() + kMissing + "model.normalization=RMSNorm"});
+  if (model.tensor_model_parallel_size() > 1 && (model.num_moe_experts() > 0 || model.multi_latent_attention())) {
+    parts.push_back({"model.tensor_model_parallel_size",
+                     "is " + std::to_string(model.tensor_model_parallel_size()) + " with " +
+                         (model.multi_latent_attention() ? "model.multi_latent_attention" : "model.num_moe_experts") + kMissing +
+                         "1"});
+  }
   const auto& window = model.window_size();
   if (!window.empty() && (window.size() != 2 || window[0] < 0 || window[1] != 0))
     parts.push_back({"model.window_size", std::string("is no pair [left, 0] with left >= 0") + kMissing + "[left, 0]"});
@@ -74,6 +80,30 @@ void ValidateRotary(ConfigState* state) {
   state->Fail("model.rotary_percent", "is " + state->Text("model.rotary_percent") + " and turns " + Number(turned) +
                                           " of the model.kv_channels " + Number(model.kv_channels()) +
                                           " elements of a head; allowed: shares that make an even number from 2");
+}
+
+// Whole heads, groups, MLP columns and words on each rank.
+void ValidateTensorParallel(ConfigState* state) {
+  const v1::ModelConfig& model = state->config.model();
+  const int64_t ranks = model.tensor_model_parallel_size();
+  if (ranks <= 1) {
+    if (model.sequence_parallel())
+      state->Change("model.sequence_parallel", Value::Bool(false), "model.tensor_model_parallel_size is 1");
+    return;
+  }
+  const auto divides = [&](const char* what, int64_t value, const std::string& advice = "") {
+    if (value < 1 || value % ranks == 0) return;
+    state->Fail("model.tensor_model_parallel_size",
+                "is " + Number(ranks) + "; allowed: divisors of " + what + " " + Number(value) + advice);
+  };
+  divides("model.num_attention_heads", model.num_attention_heads());
+  if (model.num_query_groups() != model.num_attention_heads()) {
+    divides("model.num_query_groups", model.num_query_groups(),
+            ", so that each rank has whole groups of queries (fewer groups than ranks are not built)");
+  }
+  divides("model.ffn_hidden_size", model.ffn_hidden_size());
+  divides("model.vocab_size", model.vocab_size(), "; model.should_pad_vocab=true pads it");
+  if (model.sequence_parallel()) divides("model.seq_length (with model.sequence_parallel)", model.seq_length());
 }
 
 // Sizes that are each allowed and together nobody's model; the estimates behind this stay within 64 bits.
@@ -132,11 +162,8 @@ void ValidateModel(ConfigState* state) {
     state->Fail("model.num_query_groups",
                 "is " + Number(groups) + "; allowed: divisors of model.num_attention_heads " + Number(heads));
   }
-  const int64_t tp = model.tensor_model_parallel_size(), pp = model.pipeline_model_parallel_size(),
-                cp = model.context_parallel_size();
-  if (tp > 1 && heads % tp != 0)
-    state->Fail("model.tensor_model_parallel_size",
-                "is " + Number(tp) + "; allowed: divisors of model.num_attention_heads " + Number(heads));
+  const int64_t pp = model.pipeline_model_parallel_size(), cp = model.context_parallel_size();
+  ValidateTensorParallel(state);
   if (pp > 1 && model.num_layers() % pp != 0) {
     state->Fail("model.pipeline_model_parallel_size",
                 "is " + Number(pp) + "; allowed: divisors of model.num_layers " + Number(model.num_layers()));
@@ -150,8 +177,6 @@ void ValidateModel(ConfigState* state) {
     state->Fail("model.expert_model_parallel_size",
                 "is " + Number(model.expert_model_parallel_size()) + "; allowed: divisors of model.num_moe_experts");
   }
-  if (model.sequence_parallel() && tp <= 1)
-    state->Change("model.sequence_parallel", Value::Bool(false), "model.tensor_model_parallel_size is 1");
   const int64_t tokens = config.tokenizer().vocab_size();
   if (tokens > 0 && model.vocab_size() > 0 && model.vocab_size() < tokens) {
     state->Fail("model.vocab_size", "is " + Number(model.vocab_size()) + "; allowed: >= tokenizer.vocab_size, which is " +
