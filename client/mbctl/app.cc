@@ -95,6 +95,10 @@ int RunCommandLine(Session* session, std::vector<std::string> arguments) {
     session->err << app->help() << std::flush;
     return client::kExitInvalid;
   }
+  // CLI11 takes what follows "--" for named positionals, and translate has none: its words are Megatron-LM's.
+  const auto translate = std::find(arguments.begin(), arguments.end(), "translate");
+  const auto dashes = std::find(translate, arguments.end(), "--");
+  if (dashes != arguments.end()) arguments.erase(dashes);
   try {
     std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them last first.
     app->parse(arguments);

@@ -95,6 +95,24 @@ TEST_F(Mbctl, CompareWithTheOracle) {
   EXPECT_EQ(Run({"compare", "no/such.log", oracle + ":seed1"}).code, 3);
 }
 
+TEST_F(Mbctl, TranslateNamesAMistypedFlagInEveryQuoting) {
+  const std::vector<std::vector<std::string>> lines = {{"--num-layrs", "2"},
+                                                       {"--", "--num-layrs", "2"},
+                                                       {"--num-layrs=2"},
+                                                       {"--num_layrs=2"},
+                                                       {"--num-layrs 2"},
+                                                       {"--", "--num-layrs 2 --hidden-size 256"},
+                                                       {"--hidden-size 256", "--num-layrs 2"},
+                                                       {"torchrun pretrain_gpt.py --num-layrs 2"},
+                                                       {"--", "pretrain_gpt.py", "--num-layrs", "2"}};
+  for (std::vector<std::string> words : lines) {
+    words.insert(words.begin(), "translate");
+    const Result result = Run(words);
+    EXPECT_EQ(result.code, 2) << words.back();
+    EXPECT_THAT(result.err, AllOf(HasSubstr("UNKNOWN_KEY"), HasSubstr("did you mean --num-layers?"))) << words.back();
+  }
+}
+
 TEST_F(Mbctl, TranslateBothWays) {
   const Result forth = Run({"translate",
                             "--num-layers",

@@ -8,6 +8,7 @@
 #include "client/mbctl/output.h"
 #include "mbridge/v1/job.pb.h"
 #include "mbridge/v1/recipe.pb.h"
+#include "proto/rpc/status_details.h"
 #include "recipes/config/resolve.h"
 #include "recipes/config/text_form.h"
 
@@ -137,7 +138,13 @@ absl::StatusOr<v1::ResolvedConfig> ResolveLocally(const v1::JobSpec& spec, bool 
   request.overrides.assign(spec.overrides().begin(), spec.overrides().end());
   request.ranks = spec.ranks();
   request.require_trainable = as_a_job;
-  return recipes::Resolve(request);
+  auto resolved = recipes::Resolve(request);
+  if (!as_a_job || ReasonOf(resolved.status()) != v1::REASON_UNSUPPORTED_MODEL) return resolved;
+  const std::string refusal = "a submit is refused: " + std::string(resolved.status().message());
+  request.require_trainable = false;  // As the coordinator does.
+  resolved = recipes::Resolve(request);
+  if (resolved.ok()) resolved->add_warnings(refusal);
+  return resolved;
 }
 
 }  // namespace mbridge::mbctl

@@ -20,7 +20,7 @@ inline constexpr std::string_view kNotePrefix = "note: ";
 // bytes per rank by class, size and work of the model, notes, warnings.
 std::string DescribeResolved(const v1::ResolvedConfig& resolved, bool all_values);
 
-// Resolves with the recipes of this binary. `as_a_job`: refuse what the coordinator would refuse at submit.
+// Resolves with the recipes of this binary. `as_a_job`: refuse what the coordinator would refuse in a dry run.
 absl::StatusOr<v1::ResolvedConfig> ResolveLocally(const v1::JobSpec& spec, bool as_a_job);
 
 }  // namespace mbridge::mbctl

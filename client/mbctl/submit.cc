@@ -15,6 +15,7 @@
 #include "client/mbctl/output.h"
 #include "client/mbctl/session.h"
 #include "proto/rpc/status_details.h"
+#include "recipes/config/resolve.h"
 #include "recipes/config/text_form.h"
 
 namespace mbridge::mbctl {
@@ -88,15 +89,8 @@ int DryRun(Session* session, const v1::Job& job, bool all_values) {
   return session->Print(job.resolved(), job.resolved().recipe(), [&] { return DescribeResolved(job.resolved(), all_values); });
 }
 
-// The samples that real data were put in order for; 0 for mock data, whose order does not depend on it.
-int64_t OrderedSamples(const v1::ConfigContainer& config) {
-  if (config.dataset().mock()) return 0;
-  const int64_t samples = config.train().train_samples();
-  return samples > 0 ? samples : config.train().train_iters() * config.train().global_batch_size();
-}
-
-// Sends the request and does what was asked for after it. `parent`: the job whose data the new one goes on with.
-int Submit(Session* session, const v1::JobSpec& spec, const JobFlags& flags, const v1::Job* parent = nullptr) {
+// Sends the request and does what was asked for after it.
+int Submit(Session* session, const v1::JobSpec& spec, const JobFlags& flags) {
   MBCTL_ASSIGN_OR_FAIL(FollowOptions follow, *session, ToFollowOptions(flags.follow));
   MBCTL_ASSIGN_OR_FAIL(client::Client * client, *session, session->Connect());
   v1::CreateJobRequest request;
@@ -113,11 +107,6 @@ int Submit(Session* session, const v1::JobSpec& spec, const JobFlags& flags, con
     return code;
   }
   const v1::Job& job = created->job();
-  if (parent != nullptr && OrderedSamples(job.resolved().config()) != OrderedSamples(parent->resolved().config())) {
-    session->Say(
-        "note: the length of the training differs from the old job's; where it needs another number of epochs, the data are in "
-        "another order from the first sample on. train.exit_interval and mbctl cancel stop early without that");
-  }
   if (flags.dry_run) return DryRun(session, job, flags.all_values);
 
   const std::string& id = job.job_id();
@@ -170,33 +159,41 @@ absl::StatusOr<v1::StartMode> ParseStart(const std::string& start, bool has_chec
 }
 
 // The newest committed checkpoint of a job's run; of the job itself where it has one.
-absl::StatusOr<v1::Checkpoint> NewestCheckpoint(client::Client* client, const v1::Job& job, std::optional<int64_t> step) {
+absl::StatusOr<v1::Checkpoint> NewestCheckpoint(Session* session, client::Client* client, const v1::Job& job,
+                                                std::optional<int64_t> step) {
   v1::ListCheckpointsRequest request;
   request.set_run_name(job.run_name());
   MB_ASSIGN_OR_RETURN(const auto checkpoints, client->ListCheckpoints(request));
-  const v1::Checkpoint* best = nullptr;
+  const v1::Checkpoint *best = nullptr, *corrupt = nullptr;
   std::string known;
   const auto rank = [&job](const v1::Checkpoint& c) {
     return std::make_tuple(c.job_id() == job.job_id(), c.step(), c.attempt());
   };
   for (const v1::Checkpoint& checkpoint : checkpoints) {
+    if (checkpoint.state() == v1::CHECKPOINT_STATE_CORRUPT && !step) corrupt = &checkpoint;
     if (checkpoint.state() != v1::CHECKPOINT_STATE_COMMITTED) continue;
     known += (known.empty() ? "" : ", ") + checkpoint.checkpoint_id();
     if (step && checkpoint.step() != *step) continue;
     if (best == nullptr || rank(checkpoint) > rank(*best)) best = &checkpoint;
   }
-  if (best != nullptr) return *best;
+  if (best != nullptr) {
+    if (corrupt != nullptr && corrupt->step() > best->step()) {
+      session->Say(fmt::format("warning: {} is newer, but corrupt: {}", corrupt->checkpoint_id(), corrupt->detail()));
+    }
+    return *best;
+  }
   return MakeStatus(absl::StatusCode::kNotFound, v1::REASON_CHECKPOINT_NOT_FOUND,
                     fmt::format("run {} has no committed checkpoint{}; it has: {}", job.run_name(),
                                 step ? fmt::format(" of step {}", *step) : "", known.empty() ? "none" : known));
 }
 
 // What `fork JOB[@step]` names: a checkpoint id, a job (or run) and a step, or the newest of a job.
-absl::StatusOr<std::pair<v1::Job, v1::Checkpoint>> FindForkPoint(client::Client* client, const std::string& text) {
+absl::StatusOr<std::pair<v1::Job, v1::Checkpoint>> FindForkPoint(Session* session, client::Client* client,
+                                                                 const std::string& text) {
   const size_t at = text.rfind('@');
   if (at == std::string::npos) {
     MB_ASSIGN_OR_RETURN(v1::Job job, FindJob(client, text));
-    MB_ASSIGN_OR_RETURN(v1::Checkpoint checkpoint, NewestCheckpoint(client, job, std::nullopt));
+    MB_ASSIGN_OR_RETURN(v1::Checkpoint checkpoint, NewestCheckpoint(session, client, job, std::nullopt));
     return std::make_pair(std::move(job), std::move(checkpoint));
   }
   auto exact = client->GetCheckpoint(text);
@@ -209,7 +206,7 @@ absl::StatusOr<std::pair<v1::Job, v1::Checkpoint>> FindForkPoint(client::Client*
   if (!absl::IsNotFound(exact.status()) || !is_step) return exact.status();
   auto job = FindJob(client, text.substr(0, at));
   if (!job.ok()) return exact.status();
-  MB_ASSIGN_OR_RETURN(v1::Checkpoint checkpoint, NewestCheckpoint(client, *job, std::stoll(digits)));
+  MB_ASSIGN_OR_RETURN(v1::Checkpoint checkpoint, NewestCheckpoint(session, client, *job, std::stoll(digits)));
   return std::make_pair(*std::move(job), std::move(checkpoint));
 }
 
@@ -227,9 +224,7 @@ v1::JobSpec Continue(const v1::Job& parent) {
 std::vector<std::string> MergeOverrides(const std::vector<std::string>& earlier, const std::vector<std::string>& later) {
   const auto key = [](const std::string& line) {
     const size_t begin = std::min(line.find_first_not_of('+'), line.size());
-    const std::string path = line.substr(begin, line.find('=') - begin);
-    constexpr std::string_view kNested = "model.transformer.";
-    return path.starts_with(kNested) ? "model." + path.substr(kNested.size()) : path;
+    return recipes::CanonicalKey(line.substr(begin, line.find('=') - begin));
   };
   std::vector<std::string> merged;
   for (const std::string& line : earlier) {
@@ -315,7 +310,7 @@ void AddResume(CLI::App* app, Session* session) {
       spec.mutable_start()->set_mode(v1::START_MODE_RESUME);
       spec.mutable_start()->set_checkpoint_id(flags->from);
       if (const absl::Status status = Apply(*flags, &spec); !status.ok()) return session->Fail(status);
-      return Submit(session, spec, *flags, &parent);
+      return Submit(session, spec, *flags);
     };
   });
 }
@@ -339,14 +334,14 @@ void AddFork(CLI::App* app, Session* session) {
     flags->priority_given = command->count("--priority") > 0;
     session->action = [=]() -> int {
       MBCTL_ASSIGN_OR_FAIL(client::Client * client, *session, session->Connect());
-      MBCTL_ASSIGN_OR_FAIL(const auto point, *session, FindForkPoint(client, flags->from));
+      MBCTL_ASSIGN_OR_FAIL(const auto point, *session, FindForkPoint(session, client, flags->from));
       v1::JobSpec spec = Continue(point.first);
       spec.mutable_start()->set_mode(v1::START_MODE_FORK);
       spec.mutable_start()->set_checkpoint_id(point.second.checkpoint_id());
       spec.mutable_start()->set_weights_only(flags->weights_only);
       if (const absl::Status status = Apply(*flags, &spec); !status.ok()) return session->Fail(status);
       session->Say(fmt::format("fork of {} (step {})", point.second.checkpoint_id(), point.second.step()));
-      return Submit(session, spec, *flags, flags->weights_only ? nullptr : &point.first);
+      return Submit(session, spec, *flags);
     };
   });
 }

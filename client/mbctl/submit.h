@@ -17,7 +17,7 @@ void AddResume(CLI::App* app, Session* session);
 void AddFork(CLI::App* app, Session* session);
 
 // `later` after `earlier`; an earlier line of the same key is left out, since two values of one key are an
-// error. model.X and model.transformer.X are one key.
+// error. Other ways to write a key are the same key.
 std::vector<std::string> MergeOverrides(const std::vector<std::string>& earlier, const std::vector<std::string>& later);
 
 }  // namespace mbridge::mbctl

@@ -175,6 +175,18 @@ TEST_F(Mbctl, DryRunPrintsOriginsChangesAndMemory) {
   EXPECT_EQ(nlohmann::json::parse(Run({"submit", "-r", "x", "--dry-run", "-o", "json"}).out)["ranks"], 2);
 }
 
+TEST_F(Mbctl, LocalDryRunShowsWhatASubmitRefuses) {
+  for (const char* recipe : {"llama32_1b", "llama3_8b", "qwen3_8b", "deepseek_v2_lite"}) {
+    const Result result = Run({"submit", "-r", std::string(recipe) + "_pretrain_config", "--dry-run", "--local"});
+    EXPECT_EQ(result.code, 0) << recipe << result.err;
+    EXPECT_THAT(result.out, AllOf(HasSubstr("model.num_layers"), HasSubstr("parameters")));
+    const bool trains = recipe == std::string("llama32_1b");
+    EXPECT_EQ(result.out.find("a submit is refused: recipe") == std::string::npos, trains) << recipe;
+  }
+  const Result wrong = Run({"submit", "-r", "qwen3_8b_pretrain_config", "--dry-run", "--local", "model.hiden_size=2"});
+  EXPECT_EQ(wrong.code, 2) << "all else is checked";
+}
+
 TEST_F(Mbctl, LocalDryRunCanBeFedBack) {
   const std::vector<std::string> line = {"submit",
                                          "-r",
@@ -217,33 +229,6 @@ TEST_F(Mbctl, ResumeTakesTheSpecAndReplacesOverrides) {
   EXPECT_THAT(spec.overrides(), ElementsAre("optimizer.lr=3e-4", "train.train_iters=20"));
 }
 
-TEST_F(Mbctl, ResumeSaysWhenTheOrderOfRealDataMayChange) {
-  const auto job = [](int64_t iterations, bool mock, v1::Job* made) {
-    made->set_job_id("j-abc");
-    made->set_run_name("run-1");
-    made->mutable_resolved()->mutable_config()->mutable_train()->set_train_iters(iterations);
-    made->mutable_resolved()->mutable_config()->mutable_train()->set_global_batch_size(4);
-    made->mutable_resolved()->mutable_config()->mutable_dataset()->set_mock(mock);
-  };
-  int64_t iterations = 20;
-  bool mock = false;
-  fake_.jobs.get = [&](const auto&, v1::GetJobResponse* response) {
-    job(10, mock, response->mutable_job());
-    return grpc::Status::OK;
-  };
-  fake_.jobs.create = [&](const auto&, v1::CreateJobResponse* response) {
-    job(iterations, mock, response->mutable_job());
-    return grpc::Status::OK;
-  };
-  fake_.Start();
-  EXPECT_THAT(Run({"resume", "j-abc"}).err, HasSubstr("another order"));
-  mock = true;
-  EXPECT_THAT(Run({"resume", "j-abc"}).err, Not(HasSubstr("another order")));
-  mock = false;
-  iterations = 10;
-  EXPECT_THAT(Run({"resume", "j-abc"}).err, Not(HasSubstr("another order")));
-}
-
 TEST_F(Mbctl, ForkFindsTheCheckpointOfAStep) {
   AcceptJobs();
   KnowJob();
@@ -276,7 +261,9 @@ TEST_F(Mbctl, ForkFindsTheCheckpointOfAStep) {
   ASSERT_EQ(Run({"fork", "run-1@5"}).code, 0);
   EXPECT_EQ(request_.spec().start().checkpoint_id(), "run-1@5");
   EXPECT_EQ(request_.spec().run_name(), "");
-  ASSERT_EQ(Run({"fork", "j-abc"}).code, 0);  // The corrupt one is never the newest.
+  const Result newest = Run({"fork", "j-abc"});  // The corrupt one is never the newest, and named.
+  ASSERT_EQ(newest.code, 0);
+  EXPECT_THAT(newest.err, HasSubstr("warning: run-1@15 is newer, but corrupt"));
   EXPECT_EQ(request_.spec().start().checkpoint_id(), "run-1@10");
   const Result missing = Run({"fork", "j-abc@7"});
   EXPECT_EQ(missing.code, 3);
@@ -288,6 +275,9 @@ TEST(MergeOverrides, LaterLinesReplaceTheSameKey) {
   EXPECT_THAT(MergeOverrides({"a.b=1", "+c=2", "d=3"}, {"c=5", "++a.b=7"}), ElementsAre("d=3", "c=5", "++a.b=7"));
   EXPECT_THAT(MergeOverrides({"model.transformer.num_layers=4", "model.x=1"}, {"model.num_layers=2", "model.transformer.x=3"}),
               ElementsAre("model.num_layers=2", "model.transformer.x=3"));
+  EXPECT_THAT(MergeOverrides({"train.eval_iters=4", "mixed_precision=bf16_mixed"},
+                             {"validation.eval_iters=2", "mixed_precision.preset=fp16_mixed"}),
+              ElementsAre("validation.eval_iters=2", "mixed_precision.preset=fp16_mixed"));
 }
 
 }  // namespace

@@ -38,6 +38,9 @@ absl::StatusOr<std::string> ReadText(const std::string& path) {
   return text.str();
 }
 
+// "--num-layers 2" in quotes is a piece of the line; "--load=/a b" and "/a b" are words.
+bool IsLine(const std::string& word) { return word.starts_with("--") && word.find(' ') < word.find('='); }
+
 int PrintTranslation(Session* session, const std::string& command_line, const std::vector<std::string>& notes,
                      const nlohmann::ordered_json& json) {
   for (const std::string& note : notes) session->Say("note: " + note);
@@ -58,7 +61,7 @@ int FromMegatron(Session* session, const TranslateFlags& flags, const std::vecto
   } else if (words.size() == 1) {
     line = words.front();  // A whole line in quotes.
   } else {
-    for (const std::string& word : words) line += (line.empty() ? "" : " ") + recipes::ShellQuote(word);
+    for (const std::string& word : words) line += (line.empty() ? "" : " ") + (IsLine(word) ? word : recipes::ShellQuote(word));
   }
   if (line.find_first_not_of(" \t\n") == std::string::npos) {
     return session->Usage("give Megatron-LM's arguments after `mbctl translate`, or --file FILE\nnext: mbctl translate --help");

@@ -1,5 +1,6 @@
 #include "engine/data/gpt_data.h"
 
+#include <map>
 #include <set>
 
 #include <fmt/format.h>
@@ -37,6 +38,20 @@ void AppendFacts(const char* split, const Dataset* dataset, std::vector<std::str
   }
 }
 
+std::map<std::string, GptIndexPlan> PlansOf(const GptDatasets& datasets) {
+  std::map<std::string, GptIndexPlan> plans;
+  const auto add = [&](const char* split, const Dataset* dataset) {
+    if (auto* blend = dynamic_cast<const BlendedDataset*>(dataset)) {
+      for (const auto& part : blend->parts()) plans[fmt::format("{}: {}", split, part->source().name())] = part->plan();
+    } else if (auto* part = dynamic_cast<const GptDataset*>(dataset)) {
+      plans[fmt::format("{}: {}", split, part->source().name())] = part->plan();
+    }
+  };
+  add("train", datasets.train.get());
+  add("validation", datasets.valid.get());
+  return plans;
+}
+
 }  // namespace
 
 absl::StatusOr<GptDatasets> BuildGptDatasets(const GptDataConfig& config) {
@@ -69,6 +84,29 @@ absl::Status CheckGptData(const GptDataConfig& config, std::vector<std::string>*
                     config.vocab_size, prefix, id, sequence, config.vocab_size - 1));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::string>> OrderChanges(const GptDataConfig& before, const GptDataConfig& now) {
+  std::vector<std::string> changes;
+  if (before.train_samples == now.train_samples && before.valid_samples == now.valid_samples) return changes;
+  std::map<std::string, GptIndexPlan> plans[2];
+  for (const int which : {0, 1}) {
+    GptDataConfig config = which == 0 ? before : now;
+    config.write_cache = false;
+    MB_ASSIGN_OR_RETURN(const GptDatasets datasets, BuildGptDatasets(config));
+    plans[which] = PlansOf(datasets);
+  }
+  for (const auto& [name, plan] : plans[1]) {
+    const auto old = plans[0].find(name);
+    if (old == plans[0].end()) continue;
+    if (old->second.epochs == plan.epochs && old->second.separate_final_epoch == plan.separate_final_epoch) continue;
+    const auto text = [](const GptIndexPlan& p) {
+      return fmt::format("{} epoch{}{}", p.epochs, p.epochs == 1 ? "" : "s",
+                         p.separate_final_epoch ? ", the last one in part" : "");
+    };
+    changes.push_back(fmt::format("{}: {} instead of {}", name, text(plan), text(old->second)));
+  }
+  return changes;
 }
 
 }  // namespace mbridge

@@ -78,4 +78,8 @@ absl::StatusOr<GptDatasets> BuildGptDatasets(const GptDataConfig& config);
 // ids outside [0, vocab_size). Appends one line a fact for people to *facts.
 absl::Status CheckGptData(const GptDataConfig& config, std::vector<std::string>* facts);
 
+// The corpora whose samples come in another order under `now` than under `before`, one line each: the order follows from the
+// number of epochs, and so from the number of samples asked for. Corpora that only one of them has are left out.
+absl::StatusOr<std::vector<std::string>> OrderChanges(const GptDataConfig& before, const GptDataConfig& now);
+
 }  // namespace mbridge

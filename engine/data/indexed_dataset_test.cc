@@ -10,6 +10,7 @@
 #include "engine/data/inspect.h"
 #include "engine/data/test_support.h"
 #include "proto/rpc/status_details.h"
+#include "tests/fuzz/mutate.h"
 
 namespace mbridge {
 namespace {
@@ -209,7 +210,7 @@ TEST_F(DamageTest, VerifyFindsWhatTrainingWouldAccept) {
 TEST_F(DamageTest, RandomDamageNeverCrashes) {
   std::mt19937 random(20240607);
   int refused = 0, accepted = 0;
-  for (int round = 0; round < 1500; ++round) {
+  for (int round = 0; round < fuzz::Rounds(1500); ++round) {
     std::string idx = idx_, bin = bin_;
     std::string& target = random() % 4 == 0 ? bin : idx;
     const int flips = static_cast<int>(random() % 4);

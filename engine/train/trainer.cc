@@ -52,7 +52,7 @@ v1::RankResult Trainer::Run() {
     started.set_consumed_samples(state_.consumed_train_samples);
     sink_->Started(started);
   }
-  if (state_.evaluation_due) EvaluateInTraining();
+  if (state_.evaluation_due && !EvaluateInTraining()) return Stopped();
   interval_.Restart();
   while (state_.step < plan_.train_iters) {
     MB_FAILPOINT("train.iteration");
@@ -61,12 +61,7 @@ v1::RankResult Trainer::Run() {
     CheckFinite(result);
     if (state_.step % plan_.log_interval == 0 || state_.step == 1) ReportInterval();
     state_.evaluation_due = plan_.eval_interval > 0 && plan_.eval_iters > 0 && state_.step % plan_.eval_interval == 0;
-    if (result.stop_requested) {
-      Save();  // With the evaluation still due: a stop must not wait for it, and a resumed run must not lose it.
-      return Finish(v1::REASON_CANCELLED_BY_USER,
-                    fmt::format("stopped after iteration {} of {}", state_.step, plan_.train_iters));
-    }
-    if (state_.evaluation_due) EvaluateInTraining();
+    if (result.stop_requested || (state_.evaluation_due && !EvaluateInTraining())) return Stopped();
     if (plan_.save_interval > 0 && state_.step % plan_.save_interval == 0) Save();
     if (plan_.exit_interval > 0 && state_.step % plan_.exit_interval == 0 && state_.step < plan_.train_iters) {
       Save();
@@ -80,7 +75,7 @@ v1::RankResult Trainer::Run() {
     }
   }
   Save();
-  EvaluateAfterTraining();
+  if (!EvaluateAfterTraining()) return Stopped();
   return Finish(v1::REASON_COMPLETED, fmt::format("finished iteration {}", state_.step));
 }
 
@@ -142,11 +137,13 @@ void Trainer::ReportInterval() {
   if (is_root()) sink_->Metric(last_point_);
 }
 
-void Trainer::Evaluate(const Dataset* dataset, int64_t* consumed, v1::MetricKind kind, bool final_pass) {
-  if (dataset == nullptr) return;
+bool Trainer::Evaluate(const Dataset* dataset, int64_t* consumed, v1::MetricKind kind, bool final_pass) {
+  if (dataset == nullptr) return true;
   MicrobatchLoader loader(dataset, *consumed, static_cast<int>(plan_.micro_batch_size), groups_.data()->rank(),
                           groups_.data()->size());
   for (int64_t i = 0; i < plan_.eval_iters * plan_.microbatches; ++i) {
+    MB_FAILPOINT("train.evaluation");
+    if (i % plan_.microbatches == 0 && StopRequested()) return false;
     if (!loader.Next(&batch_)) {
       throw EngineError(v1::REASON_DATA_ERROR, fmt::format("the evaluation data end after {} samples", loader.consumed()));
     }
@@ -169,18 +166,33 @@ void Trainer::Evaluate(const Dataset* dataset, int64_t* consumed, v1::MetricKind
     sink_->Metric(point);
   }
   interval_.Restart();
+  return true;
 }
 
-void Trainer::EvaluateInTraining() {
-  Evaluate(data_.valid.get(), &state_.consumed_valid_samples, v1::METRIC_KIND_VALIDATION, false);
+bool Trainer::EvaluateInTraining() {
+  if (!Evaluate(data_.valid.get(), &state_.consumed_valid_samples, v1::METRIC_KIND_VALIDATION, false)) return false;
   state_.evaluation_due = false;
+  return true;
 }
 
-void Trainer::EvaluateAfterTraining() {
-  if (plan_.eval_iters == 0) return;
+bool Trainer::EvaluateAfterTraining() {
+  if (plan_.eval_iters == 0) return true;
   int64_t consumed_test_samples = 0;
-  Evaluate(data_.valid.get(), &state_.consumed_valid_samples, v1::METRIC_KIND_VALIDATION, true);
-  Evaluate(data_.test.get(), &consumed_test_samples, v1::METRIC_KIND_TEST, true);
+  return Evaluate(data_.valid.get(), &state_.consumed_valid_samples, v1::METRIC_KIND_VALIDATION, true) &&
+         Evaluate(data_.test.get(), &consumed_test_samples, v1::METRIC_KIND_TEST, true);
+}
+
+bool Trainer::StopRequested() const {
+  double requested = stop_->load() ? 1 : 0;
+  world_->AllReduce({&requested, DType::kF64, DeviceType::kCpu, {1}}, ReduceOp::kMax);
+  return requested > 0;
+}
+
+// An evaluation that is due stays so: a stop does not wait for it, and the resumed run does it first.
+v1::RankResult Trainer::Stopped() {
+  Save();
+  return Finish(v1::REASON_CANCELLED_BY_USER, fmt::format("stopped after iteration {} of {}{}", state_.step, plan_.train_iters,
+                                                          state_.evaluation_due ? ", before its evaluation" : ""));
 }
 
 void Trainer::Save() {

@@ -33,9 +33,13 @@ class Trainer {
   // Throws NAN_LOSS where the plan says that such an iteration ends the run.
   void CheckFinite(const IterationResult& result);
   void ReportInterval();
-  void Evaluate(const Dataset* dataset, int64_t* consumed, v1::MetricKind kind, bool final_pass);
-  void EvaluateInTraining();
-  void EvaluateAfterTraining();
+  // These end early, with false and nothing changed, where a stop was requested.
+  bool Evaluate(const Dataset* dataset, int64_t* consumed, v1::MetricKind kind, bool final_pass);
+  bool EvaluateInTraining();
+  bool EvaluateAfterTraining();
+  // Of any rank: all ranks get the same answer.
+  bool StopRequested() const;
+  v1::RankResult Stopped();
   void Save();
   bool TimeIsUp() const;
   v1::RankResult Finish(v1::Reason reason, const std::string& detail);

@@ -23,7 +23,9 @@ class Recorder : public EventSink {
   void Started(const v1::RankStarted& started) override { first_step = started.first_step(); }
   void Metric(const v1::MetricPoint& point) override {
     points.push_back(point);
-    if (stop_after > 0 && point.kind() == v1::METRIC_KIND_TRAIN && point.step() + 1 == stop_after) stop.store(true);
+    const bool last_of_step = (point.kind() == v1::METRIC_KIND_VALIDATION) == (point.step() % 2 == 0);
+    if (last_of_step && stop_after > 0 && point.step() + 1 == stop_after) stop.store(true);
+    if (point.kind() == v1::METRIC_KIND_TRAIN && point.step() == stop_in_evaluation_of) stop.store(true);
   }
   void CheckpointWritten(const v1::Checkpoint& checkpoint) override { checkpoints.push_back(checkpoint); }
   void Message(const std::string&) override {}
@@ -31,7 +33,8 @@ class Recorder : public EventSink {
   int64_t first_step = -1;
   std::vector<v1::MetricPoint> points;
   std::vector<v1::Checkpoint> checkpoints;
-  int64_t stop_after = 0;  // Iteration at whose end the run stops.
+  int64_t stop_after = 0;              // Iteration at whose end the run stops.
+  int64_t stop_in_evaluation_of = -1;  // The stop comes after that iteration has looked for it.
   std::atomic<bool> stop{false};
 };
 
@@ -74,7 +77,7 @@ class TrainerTest : public testing::Test {
   }
 
   // A straight run against one that stops after `stop` iterations and is resumed.
-  void ExpectSameAfterResume(Overrides overrides, int64_t stop) {
+  void ExpectSameAfterResume(Overrides overrides, int64_t stop, bool in_evaluation = false) {
     std::filesystem::remove_all(directory_ / "run");
     overrides.push_back("train.train_iters=8");
     overrides.push_back("logger.log_interval=1");
@@ -82,7 +85,7 @@ class TrainerTest : public testing::Test {
     overrides.push_back("optimizer.min_lr=1e-3");
     Recorder straight, first, second;
     EXPECT_EQ(Run(overrides, &straight, "straight").reason(), v1::REASON_COMPLETED);
-    first.stop_after = stop;
+    (in_evaluation ? first.stop_in_evaluation_of : first.stop_after) = stop;
     EXPECT_EQ(Run(overrides, &first, "first").reason(), v1::REASON_CANCELLED_BY_USER);
     ASSERT_EQ(first.checkpoints.size(), 1u);
     EXPECT_EQ(first.checkpoints[0].step(), stop);
@@ -114,6 +117,22 @@ class TrainerTest : public testing::Test {
 TEST_F(TrainerTest, ResumeIsExactBf16) {
   ExpectSameAfterResume({}, 3);
   ExpectSameAfterResume({"rng.seed=5"}, 4);
+}
+
+// The evaluation is left at once, and the resumed run does it from its beginning.
+TEST_F(TrainerTest, ResumeAfterAStopInAnEvaluationIsExact) { ExpectSameAfterResume({}, 4, true); }
+
+// All iterations are trained and saved by then; what is missing is said by the end.
+TEST_F(TrainerTest, AStopInTheFinalEvaluationEndsIt) {
+  Recorder recorder;
+  recorder.stop_in_evaluation_of = 9;
+  const Overrides overrides = {"train.train_iters=9", "optimizer.lr=1e-3", "optimizer.min_lr=0", "logger.log_interval=1"};
+  const v1::RankResult result = Run(overrides, &recorder, "last");
+  EXPECT_EQ(result.reason(), v1::REASON_CANCELLED_BY_USER);
+  EXPECT_EQ(result.last_step(), 9);
+  EXPECT_EQ(recorder.points.back().kind(), v1::METRIC_KIND_TRAIN);
+  ASSERT_EQ(recorder.checkpoints.size(), 1u);
+  EXPECT_EQ(recorder.checkpoints[0].step(), 9);
 }
 
 TEST_F(TrainerTest, ResumeIsExactFp32WithChangingWeightDecay) {

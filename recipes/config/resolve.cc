@@ -28,6 +28,14 @@ const std::map<std::string, std::string>& MovedKeys() {
   return moved;
 }
 
+// mixed_precision=NAME and peft=NAME set this key of the group.
+const std::map<std::string, std::string>& NamedGroups() {
+  static const std::map<std::string, std::string> keys = {{"mixed_precision", "mixed_precision.preset"}, {"peft", "peft.scheme"}};
+  return keys;
+}
+
+constexpr const char* kNestedModel = "model.transformer.";
+
 // Writes assignments of one origin into the state; knows all other ways to write a key.
 class Assigner {
  public:
@@ -41,8 +49,7 @@ class Assigner {
 
   void Assign(const Assignment& assignment) {
     std::string key = assignment.key;
-    const std::string nested = "model.transformer.";
-    if (nested_model_keys_ && key.rfind(nested, 0) == 0) key = "model." + key.substr(nested.size());
+    if (nested_model_keys_ && key.starts_with(kNestedModel)) key = CanonicalKey(key);
     if (Schema::Get().IsGroup(key)) return AssignGroup(key, assignment);
     if (key.rfind("env_vars.", 0) == 0) return AssignEnvironment(key.substr(9), assignment);
     if (auto moved = MovedKeys().find(key); moved != MovedKeys().end() && !assignment.value.is_null()) {
@@ -84,10 +91,8 @@ class Assigner {
       for (const Key& key : Schema::Get().keys()) {
         if (key.group == group && state_->Has(key.path)) AssignKnown(key.path, {key.path, Value::Null(), assignment.source});
       }
-    } else if (group == "mixed_precision" && value.kind == Value::Kind::kString) {
-      AssignKnown("mixed_precision.preset", {"mixed_precision.preset", value, assignment.source});
-    } else if (group == "peft" && value.kind == Value::Kind::kString) {
-      AssignKnown("peft.scheme", {"peft.scheme", value, assignment.source});
+    } else if (const auto named = NamedGroups().find(group); named != NamedGroups().end() && value.kind == Value::Kind::kString) {
+      AssignKnown(named->second, {named->second, value, assignment.source});
     } else {
       state_->Fail(group, "is a group of keys and can't be " + FormatValue(value) + "; set " + group +
                               ".KEY, `mbctl recipe keys " + group + ".` lists them");
@@ -110,7 +115,7 @@ class Assigner {
       text += (i == 0 ? "; did you mean " : i + 1 == near.size() ? " or " : ", ") + near[i];
     if (!near.empty()) text += "?";
     if (key.rfind("model.transformer.", 0) == 0) text += "; this recipe has flat model keys: write model." + key.substr(18);
-    state_->Fail(assignment.key, text + " `mbctl recipe keys PATTERN` lists the keys");
+    state_->Fail(assignment.key, text + (near.empty() ? ";" : "") + " `mbctl recipe keys PATTERN` lists the keys");
   }
 
   void WithoutEffect(const Key& key, const Assignment& assignment) {
@@ -182,6 +187,13 @@ void DeriveAndValidate(const ResolveRequest& request, const std::string& recipe,
 }
 
 }  // namespace
+
+std::string CanonicalKey(const std::string& key) {
+  if (key.starts_with(kNestedModel)) return "model." + key.substr(std::string_view(kNestedModel).size());
+  if (const auto moved = MovedKeys().find(key); moved != MovedKeys().end()) return moved->second;
+  if (const auto named = NamedGroups().find(key); named != NamedGroups().end()) return named->second;
+  return key;
+}
 
 absl::StatusOr<v1::ResolvedConfig> Resolve(const ResolveRequest& request) {
   if (request.overrides.size() > kMaxOverrides) {

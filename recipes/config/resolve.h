@@ -27,6 +27,10 @@ struct ResolveRequest {
 // nearest names, KEY_WITHOUT_EFFECT, INVALID_CONFIG; UNKNOWN_RECIPE (NOT_FOUND); UNSUPPORTED_MODEL (UNIMPLEMENTED).
 absl::StatusOr<v1::ResolvedConfig> Resolve(const ResolveRequest& request);
 
+// One name for all ways to write a key: train.eval_iters is validation.eval_iters, model.transformer.X model.X,
+// mixed_precision mixed_precision.preset. A key that does not exist stays as it is.
+std::string CanonicalKey(const std::string& key);
+
 // The recipes that this binary carries (YAML files embedded at build time), by name.
 std::vector<v1::Recipe> ListRecipes();
 absl::StatusOr<v1::Recipe> FindRecipe(const std::string& name_or_alias);

@@ -388,6 +388,14 @@ TEST(Overrides, DeprecatedPlacesMoveWithARecord) {
               HasSubstr("set twice"));
 }
 
+TEST(Overrides, OneNameForAllWaysToWriteAKey) {
+  EXPECT_EQ(CanonicalKey("train.eval_iters"), "validation.eval_iters");
+  EXPECT_EQ(CanonicalKey("dataset.sequence_length"), "dataset.seq_length");
+  EXPECT_EQ(CanonicalKey("mixed_precision"), "mixed_precision.preset");
+  EXPECT_EQ(CanonicalKey("model.transformer.num_layers"), "model.num_layers");
+  EXPECT_EQ(CanonicalKey("train.train_iters"), "train.train_iters");
+}
+
 TEST(Overrides, KeysWithoutEffectAreRefusedByName) {
   for (const char* line : {"train.manual_gc=true", "logger.tensorboard_dir=/x", "checkpoint.load=/x", "ft.enable_ft_package=true",
                            "dist.use_sharp=true"}) {

@@ -2,6 +2,7 @@
 #include "server/api/server.h"
 
 #include <gmock/gmock.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -34,6 +35,9 @@ RecipeSource FakeRecipes() {
   source.list = [tiny] { return std::vector<v1::Recipe>{tiny}; };
   source.find = [tiny](const std::string&) { return tiny; };
   source.resolve = [](const recipes::ResolveRequest& request) -> absl::StatusOr<v1::ResolvedConfig> {
+    if (request.recipe == "untrainable" && request.require_trainable) {
+      return MakeStatus(absl::StatusCode::kUnimplemented, v1::REASON_UNSUPPORTED_MODEL, "no such part");
+    }
     v1::ResolvedConfig resolved;
     resolved.set_recipe(request.recipe);
     resolved.set_ranks(std::max(1, request.ranks));
@@ -252,6 +256,53 @@ class ServerTest : public ::testing::Test {
   std::unique_ptr<AgentThread> agent_;
 };
 
+// One message each way of a call whose stubs Debian does not ship; the answer's bytes.
+std::string CallRaw(const std::shared_ptr<grpc::Channel>& channel, const std::string& method, const std::string& request) {
+  grpc::GenericStub stub(channel);
+  grpc::CompletionQueue queue;
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + seconds(20));
+  const auto wait = [&queue] {
+    void* tag = nullptr;
+    bool ok = false;
+    return queue.Next(&tag, &ok) && ok;
+  };
+  const auto call = stub.PrepareCall(&context, method, &queue);
+  call->StartCall(nullptr);
+  EXPECT_TRUE(wait()) << method;
+  const grpc::Slice slice(request);
+  call->WriteLast(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(), nullptr);
+  EXPECT_TRUE(wait()) << method;
+  grpc::ByteBuffer answer;
+  call->Read(&answer, nullptr);
+  EXPECT_TRUE(wait()) << method;
+  grpc::Status status;
+  call->Finish(&status, nullptr);
+  EXPECT_TRUE(wait()) << method;
+  EXPECT_TRUE(status.ok()) << method << ": " << status.error_message();
+  std::vector<grpc::Slice> slices;
+  std::string bytes;
+  if (answer.Dump(&slices).ok()) {
+    for (const grpc::Slice& each : slices) bytes.append(reinterpret_cast<const char*>(each.begin()), each.size());
+  }
+  return bytes;
+}
+
+TEST_F(ServerTest, HealthAndReflectionAnswer) {
+  // HealthCheckRequest{service}, HealthCheckResponse{status: SERVING}; ServerReflectionRequest{list_services}.
+  const std::string serving = "\x08\x01";
+  EXPECT_EQ(CallRaw(channel_, "/grpc.health.v1.Health/Check", ""), serving);
+  const std::string name = "mbridge.v1.JobService";
+  EXPECT_EQ(CallRaw(channel_, "/grpc.health.v1.Health/Check", "\x0a" + std::string(1, static_cast<char>(name.size())) + name),
+            serving);
+  const std::string services =
+      CallRaw(channel_, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", std::string("\x3a\x01*"));
+  for (const char* service : {"mbridge.v1.JobService", "mbridge.v1.CheckpointService", "mbridge.v1.NodeService",
+                              "mbridge.v1.RecipeService", "mbridge.v1.AdminService"}) {
+    EXPECT_THAT(services, HasSubstr(service));
+  }
+}
+
 TEST_F(ServerTest, AJobIsFollowedToItsEnd) {
   StartAgent(5);
   const std::string job = MustCreate(Request());
@@ -337,6 +388,19 @@ TEST_F(ServerTest, ValidateOnlyChecksAndStoresNothing) {
   request.mutable_spec()->add_overrides("nonsense=1");
   EXPECT_EQ(ReasonOf(Create(request, &response)), v1::REASON_UNKNOWN_KEY);
   EXPECT_TRUE(server_->controller()->LiveJobs().empty());
+}
+
+// Neither the size of the job nor the node matter then.
+TEST_F(ServerTest, ADryRunShowsAModelThatASubmitRefuses) {
+  v1::CreateJobRequest request = Request("r-1");
+  request.mutable_spec()->set_recipe("untrainable");
+  request.mutable_spec()->set_ranks(512);
+  v1::CreateJobResponse response;
+  EXPECT_EQ(ReasonOf(Create(request, &response)), v1::REASON_UNSUPPORTED_MODEL);
+  request.set_validate_only(true);
+  ASSERT_TRUE(Create(request, &response).ok());
+  ASSERT_EQ(response.job().resolved().warnings_size(), 1);
+  EXPECT_EQ(response.job().resolved().warnings(0), "a submit is refused: no such part");
 }
 
 TEST_F(ServerTest, BadRequestsAreRefusedByName) {

@@ -162,6 +162,7 @@ void Submitter::Begin(const v1::CreateJobRequest& request, Answer answer) {
   if (!draft.ok()) return Reply(request_id, answer, draft.status());
   draft->request_id = request_id;
   draft->body_hash = body_hash;
+  if (!draft->untrainable.empty()) return Reply(request_id, answer, Finish(std::move(draft).value()));
   Preflight(std::move(draft).value(), std::move(answer));
 }
 
@@ -226,8 +227,8 @@ absl::StatusOr<Submitter::Draft> Submitter::Check(const v1::CreateJobRequest& re
     }
     job.set_run_name(NewRunName());
   }
-  MB_ASSIGN_OR_RETURN(const std::string source, controller_->CheckStart(spec.start(), job.run_name()));
-  job.mutable_spec()->mutable_start()->set_checkpoint_id(source);
+  MB_ASSIGN_OR_RETURN(const Controller::StartPoint source, controller_->CheckStart(spec.start(), job.run_name()));
+  job.mutable_spec()->mutable_start()->set_checkpoint_id(source.checkpoint_id);
 
   recipes::ResolveRequest resolve;
   resolve.recipe = spec.recipe();
@@ -235,9 +236,24 @@ absl::StatusOr<Submitter::Draft> Submitter::Check(const v1::CreateJobRequest& re
   resolve.overrides.assign(spec.overrides().begin(), spec.overrides().end());
   resolve.ranks = spec.ranks();
   resolve.kind = spec.kind();
-  MB_ASSIGN_OR_RETURN(*job.mutable_resolved(), recipes_.resolve(resolve));
+  auto resolved = recipes_.resolve(resolve);
+  if (draft.validate_only && ReasonOf(resolved.status()) == v1::REASON_UNSUPPORTED_MODEL) {
+    draft.untrainable = std::string(resolved.status().message());
+    draft.notes.push_back("a submit is refused: " + draft.untrainable);
+    resolve.require_trainable = false;
+    resolved = recipes_.resolve(resolve);
+  }
+  MB_RETURN_IF_ERROR(resolved.status());
+  *job.mutable_resolved() = *std::move(resolved);
+  if (source.corrupt) {
+    v1::AutomaticChange* change = job.mutable_resolved()->add_changes();
+    change->set_key("start.checkpoint_id");
+    change->set_old_value(source.corrupt->checkpoint_id());
+    change->set_new_value(source.checkpoint_id);
+    change->set_why(fmt::format("{} is the newest, but corrupt: {}", source.corrupt->checkpoint_id(), source.corrupt->detail()));
+  }
   MB_RETURN_IF_ERROR(CheckPaths(&draft));
-  MB_RETURN_IF_ERROR(CheckSize(draft));
+  if (draft.untrainable.empty()) MB_RETURN_IF_ERROR(CheckSize(draft));
   job.set_job_id(NewJobId(std::chrono::system_clock::now()));
   return draft;
 }
@@ -324,6 +340,7 @@ void Submitter::Preflight(Draft draft, Answer answer) {
             problem.set_description(problem.description() + "; " + controller_->RecordCorruption(from, problem.description()));
           }
           if (absl::Status problems = FromPreflight(preflight); !problems.ok()) return Reply(request_id, answer, problems);
+          for (const std::string& warning : result->preflight().warnings()) shared->notes.push_back(warning);
           if (shared->validate_only) {
             for (const std::string& fact : result->preflight().facts()) shared->notes.push_back("note: " + fact);
           }

@@ -1,7 +1,8 @@
 // From a CreateJob request to a job: all checks of a submit, in one place.
 //
 // Order: request fields -> request id -> kind -> run name and start mode -> configuration -> paths -> size -> preflight
-// on a node -> stored. validate_only does the same and stops before the last step. A repeated request id waits for the
+// on a node -> stored. validate_only does the same and stops before the last step; a model that this version cannot
+// train is shown with a warning instead of being refused. A repeated request id waits for the
 // first request and gets the same answer; only successes are remembered. Thread-safe.
 #pragma once
 
@@ -45,6 +46,7 @@ class Submitter {
     v1::Job job;
     std::string request_id, body_hash;
     bool validate_only = false;
+    std::string untrainable;         // Of a dry run: why a job is refused though its configuration is right.
     std::vector<std::string> notes;  // Become warnings of the resolved config.
   };
 

@@ -214,7 +214,7 @@ absl::Status Controller::State::Apply(Change change) {
 
 // --- Calls of the API.
 
-absl::StatusOr<std::string> Controller::CheckStart(const v1::StartSpec& start, const std::string& run_name) const {
+absl::StatusOr<Controller::StartPoint> Controller::CheckStart(const v1::StartSpec& start, const std::string& run_name) const {
   std::lock_guard lock(state_->mutex);
   return state_->CheckStart(start, run_name);
 }
@@ -224,8 +224,8 @@ absl::StatusOr<v1::Job> Controller::AddJob(v1::Job job, std::optional<Idempotenc
   if (state_->refuse_jobs) {
     return MakeStatus(absl::StatusCode::kUnavailable, v1::REASON_SERVICE_STOPPING, "the coordinator is stopping");
   }
-  MB_ASSIGN_OR_RETURN(const std::string source, state_->CheckStart(job.spec().start(), job.run_name()));
-  job.mutable_spec()->mutable_start()->set_checkpoint_id(source);
+  MB_ASSIGN_OR_RETURN(const StartPoint source, state_->CheckStart(job.spec().start(), job.run_name()));
+  job.mutable_spec()->mutable_start()->set_checkpoint_id(source.checkpoint_id);
   *job.mutable_create_time() = state_->WallNow();
   LiveJob entry;
   entry.queued_since = entry.not_before = state_->Now();
@@ -305,7 +305,8 @@ absl::Status Controller::State::Stop(LiveJob& job, bool kill, v1::Reason why, co
   return Apply(std::move(change));
 }
 
-absl::StatusOr<std::string> Controller::State::CheckStart(const v1::StartSpec& start, const std::string& run_name) const {
+absl::StatusOr<Controller::StartPoint> Controller::State::CheckStart(const v1::StartSpec& start,
+                                                                     const std::string& run_name) const {
   for (const auto& [job_id, job] : live) {
     if (job.job.run_name() != run_name) continue;
     return MakeStatus(absl::StatusCode::kFailedPrecondition, v1::REASON_RUN_IN_USE,
@@ -313,6 +314,13 @@ absl::StatusOr<std::string> Controller::State::CheckStart(const v1::StartSpec& s
                                   run_name, job_id));
   }
   MB_ASSIGN_OR_RETURN(auto checkpoints, store->ListCheckpoints(run_name));
+  StartPoint newest;
+  for (const auto& checkpoint : checkpoints) {
+    if (checkpoint.state() == v1::CHECKPOINT_STATE_CORRUPT) newest.corrupt = checkpoint;
+    if (checkpoint.state() != v1::CHECKPOINT_STATE_COMMITTED) continue;
+    newest.checkpoint_id = checkpoint.checkpoint_id();
+    newest.corrupt.reset();
+  }
   std::erase_if(checkpoints, [](const v1::Checkpoint& c) { return c.state() != v1::CHECKPOINT_STATE_COMMITTED; });
   std::string names;
   for (const auto& checkpoint : checkpoints) names += (names.empty() ? "" : ", ") + checkpoint.checkpoint_id();
@@ -325,14 +333,14 @@ absl::StatusOr<std::string> Controller::State::CheckStart(const v1::StartSpec& s
                                   "another --name",
                                   run_name, names, last.job_id(), last.checkpoint_id(), last.checkpoint_id()));
   }
-  if (start.mode() != v1::START_MODE_RESUME && start.mode() != v1::START_MODE_FORK) return std::string();
+  if (start.mode() != v1::START_MODE_RESUME && start.mode() != v1::START_MODE_FORK) return StartPoint();
   if (start.checkpoint_id().empty()) {
     if (start.mode() == v1::START_MODE_FORK) {
       return InvalidFields(
           v1::REASON_INVALID_REQUEST,
           {{"start.checkpoint_id", "a fork needs the checkpoint to start from: --from CHECKPOINT; `mbctl ckpt ls` lists them"}});
     }
-    if (!checkpoints.empty()) return checkpoints.back().checkpoint_id();
+    if (!newest.checkpoint_id.empty()) return newest;
     return MakeStatus(absl::StatusCode::kNotFound, v1::REASON_CHECKPOINT_NOT_FOUND,
                       fmt::format("run {} has no committed checkpoint to resume from; `mbctl ckpt ls` lists all", run_name));
   }
@@ -343,7 +351,7 @@ absl::StatusOr<std::string> Controller::State::CheckStart(const v1::StartSpec& s
         {{"start.checkpoint_id", fmt::format("{} is of run {}, not of {}; use --start fork to start another run from it",
                                              wanted.checkpoint_id(), wanted.run_name(), run_name)}});
   }
-  if (wanted.state() == v1::CHECKPOINT_STATE_COMMITTED) return wanted.checkpoint_id();
+  if (wanted.state() == v1::CHECKPOINT_STATE_COMMITTED) return StartPoint{wanted.checkpoint_id(), {}};
   if (wanted.state() == v1::CHECKPOINT_STATE_CORRUPT) {
     return MakeStatus(absl::StatusCode::kDataLoss, v1::REASON_CHECKPOINT_CORRUPT,
                       fmt::format("checkpoint {} is corrupt ({}); {}", wanted.checkpoint_id(), wanted.detail(),

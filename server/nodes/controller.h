@@ -59,9 +59,13 @@ class Controller {
   void SetListener(Listener listener);  // Before the first call of anything else.
 
   // --- Jobs.
-  // The checkpoint that the start mode means, as an id ("" = from the seed). FAILED_PRECONDITION RUN_HAS_CHECKPOINTS or
-  // RUN_IN_USE, NOT_FOUND CHECKPOINT_NOT_FOUND, DATA_LOSS CHECKPOINT_CORRUPT.
-  absl::StatusOr<std::string> CheckStart(const v1::StartSpec& start, const std::string& run_name) const;
+  struct StartPoint {
+    std::string checkpoint_id;              // "": from the seed.
+    std::optional<v1::Checkpoint> corrupt;  // Newer than the one of a resume without an id, and left out.
+  };
+  // The checkpoint that the start mode means. FAILED_PRECONDITION RUN_HAS_CHECKPOINTS or RUN_IN_USE, NOT_FOUND
+  // CHECKPOINT_NOT_FOUND, DATA_LOSS CHECKPOINT_CORRUPT.
+  absl::StatusOr<StartPoint> CheckStart(const v1::StartSpec& start, const std::string& run_name) const;
   // `job` has id, spec, run name and directory, and the resolved config; start is checked again. Durable on return.
   absl::StatusOr<v1::Job> AddJob(v1::Job job, std::optional<IdempotencyRecord> idempotency);
   absl::StatusOr<v1::Job> GetJob(const std::string& job_id) const;

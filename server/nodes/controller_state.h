@@ -101,7 +101,7 @@ struct Controller::State {
   void AddEvent(Change* change, v1::EventKind kind, const std::string& detail, const std::string& checkpoint_id = "") const;
   void EndAttempt(Change* change, Cause cause) const;  // Sets `ended` and the job's next state.
   absl::Status Apply(Change change);                   // Commits; `live` may be gone afterwards.
-  absl::StatusOr<std::string> CheckStart(const v1::StartSpec& start, const std::string& run_name) const;
+  absl::StatusOr<Controller::StartPoint> CheckStart(const v1::StartSpec& start, const std::string& run_name) const;
   absl::Status Stop(LiveJob& job, bool kill, v1::Reason why, const std::string& detail);
 
   // reports.cc

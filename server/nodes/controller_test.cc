@@ -503,9 +503,9 @@ TEST_F(ControllerTest, StartModesAreExplicit) {
   EXPECT_THAT(std::string(fresh.message()), HasSubstr("run@5"));
   EXPECT_THAT(std::string(fresh.message()), HasSubstr("mbctl resume " + job));
   EXPECT_THAT(std::string(fresh.message()), HasSubstr("--start fork --from run@5"));
-  EXPECT_EQ(*controller_->CheckStart(start(v1::START_MODE_RESUME), "run"), "run@5");
-  EXPECT_EQ(*controller_->CheckStart(start(v1::START_MODE_FORK, "run@5"), "other"), "run@5");
-  EXPECT_EQ(*controller_->CheckStart({}, "other"), "");
+  EXPECT_EQ(controller_->CheckStart(start(v1::START_MODE_RESUME), "run")->checkpoint_id, "run@5");
+  EXPECT_EQ(controller_->CheckStart(start(v1::START_MODE_FORK, "run@5"), "other")->checkpoint_id, "run@5");
+  EXPECT_EQ(controller_->CheckStart({}, "other")->checkpoint_id, "");
   EXPECT_EQ(ReasonOf(controller_->CheckStart(start(v1::START_MODE_RESUME), "other").status()), v1::REASON_CHECKPOINT_NOT_FOUND);
   EXPECT_EQ(ReasonOf(controller_->CheckStart(start(v1::START_MODE_RESUME, "run@6"), "run").status()),
             v1::REASON_CHECKPOINT_NOT_FOUND);
@@ -517,6 +517,29 @@ TEST_F(ControllerTest, StartModesAreExplicit) {
   ASSERT_TRUE(controller_->RecordVerification("run@5", bad).ok());
   EXPECT_EQ(ReasonOf(controller_->CheckStart(start(v1::START_MODE_RESUME, "run@5"), "run").status()),
             v1::REASON_CHECKPOINT_CORRUPT);
+}
+
+TEST_F(ControllerTest, ACorruptNewestCheckpointIsLeftOutAndNamed) {
+  agent_.Sync(*controller_);
+  const std::string job = Submit("run");
+  agent_.Sync(*controller_);
+  agent_.Started(job);
+  for (const int step : {2, 4, 6}) agent_.Saved(job, step);
+  agent_.End(job, v1::REASON_COMPLETED);
+  agent_.Sync(*controller_);
+  v1::StartSpec resume;
+  resume.set_mode(v1::START_MODE_RESUME);
+  EXPECT_FALSE(controller_->CheckStart(resume, "run")->corrupt.has_value());
+  controller_->RecordCorruption("run@2", "older");
+  EXPECT_FALSE(controller_->CheckStart(resume, "run")->corrupt.has_value()) << "nothing newer is left out";
+  controller_->RecordCorruption("run@6", "tensor x of shard 0");
+  const auto start = controller_->CheckStart(resume, "run");
+  EXPECT_EQ(start->checkpoint_id, "run@4");
+  ASSERT_TRUE(start->corrupt.has_value());
+  EXPECT_EQ(start->corrupt->checkpoint_id(), "run@6");
+  EXPECT_EQ(start->corrupt->detail(), "tensor x of shard 0");
+  resume.set_checkpoint_id("run@4");
+  EXPECT_FALSE(controller_->CheckStart(resume, "run")->corrupt.has_value()) << "chosen by the user";
 }
 
 TEST_F(ControllerTest, TheLastCheckpointOfARunNeedsForce) {

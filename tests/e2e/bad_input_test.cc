@@ -74,7 +74,7 @@ TEST_F(BadInput, ResumeOfARunWithoutCheckpoints) {
 
 TEST_F(BadInput, MissingData) {
   ExpectRefused({"dataset.mock=false", "dataset.data_path=" + (service_.state_directory() / "no_such_data").string()}, 2,
-                {"no_such_data"});
+                {"dataset.data_path", "no_such_data"});
 }
 
 TEST_F(BadInput, UnknownRecipe) {

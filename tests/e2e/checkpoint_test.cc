@@ -215,18 +215,70 @@ TEST_F(CheckpointTest, RetentionKeepsTheNewestAndThePinned) {
 }
 
 TEST_F(CheckpointTest, GracefulCancelSavesAndResumeGoesOn) {
-  const std::string id = service_.Submit(SlowJob(5000, {"--name", "stopped", "checkpoint.save_interval=5000"}));
-  service_.WaitForStep(id, 3);
-  ASSERT_THAT(service_.Mbctl({"cancel", id}), Exited(0));
-  const v1::Job job = service_.WaitForEnd(id);
+  // Every step of 50 ms: the run is cancelled in the middle and ends soon after it is resumed.
+  Service slow(Service::Options{.environment = {{"MB_FAILPOINTS", "train.iteration=sleep:50"}}});
+  ASSERT_TRUE(slow.Start()) << slow.log_text();
+  const Arguments more = {"checkpoint.save_interval=60", "validation.eval_interval=2"};
+  Arguments named = more;
+  named.insert(named.end(), {"--name", "stopped"});
+  const std::string id = slow.Submit(TinyJob(60, named));
+  slow.WaitForStep(id, 3);
+  ASSERT_THAT(slow.Mbctl({"cancel", id}), Exited(0));
+  const v1::Job job = slow.WaitForEnd(id);
   EXPECT_EQ(job.state(), v1::JOB_STATE_CANCELLED);
   EXPECT_EQ(job.reason(), v1::REASON_CANCELLED_BY_USER);
-  const auto points = service_.TrainPoints(id);
-  const auto checkpoints = service_.Checkpoints("stopped");
+  const auto points = slow.TrainPoints(id);
+  const auto checkpoints = slow.Checkpoints("stopped");
   ASSERT_THAT(checkpoints, SizeIs(1));
   ASSERT_THAT(points, testing::Not(IsEmpty()));
   EXPECT_EQ(checkpoints[0].step(), points.back().step());
-  EXPECT_TRUE(service_.NoneLeft("mbrank"));
+  EXPECT_TRUE(slow.NoneLeft("mbrank"));
+
+  const CommandResult resumed = slow.Mbctl({"resume", "stopped", "-o", "name"});
+  ASSERT_THAT(resumed, Exited(0));
+  const std::string second = resumed.out.substr(0, resumed.out.find('\n'));
+  const std::string straight = slow.Submit(TinyJob(60, more));
+  const v1::Job ended = slow.WaitForEnd(second);
+  ASSERT_EQ(ended.state(), v1::JOB_STATE_SUCCEEDED) << ended.detail();
+  EXPECT_EQ(ended.attempts(0).first_step(), points.back().step());
+  ASSERT_EQ(slow.WaitForEnd(straight).state(), v1::JOB_STATE_SUCCEEDED);
+  for (const auto kind : {v1::METRIC_KIND_TRAIN, v1::METRIC_KIND_VALIDATION}) {
+    auto joined = slow.Points(id, kind);
+    for (const auto& point : slow.Points(second, kind)) joined.push_back(point);
+    EXPECT_TRUE(SameLosses(slow.Points(straight, kind), joined)) << "kind " << kind;
+  }
+}
+
+// An evaluation of 2000 batches of 50 ms: the cancel must not wait for it.
+TEST_F(CheckpointTest, CancelDoesNotWaitForALongEvaluation) {
+  Service slow(Service::Options{.environment = {{"MB_FAILPOINTS", "train.evaluation=sleep:50"}}});
+  ASSERT_TRUE(slow.Start()) << slow.log_text();
+  const std::string id = slow.Submit(TinyJob(4, {"--name", "long", "--ranks", "2", "checkpoint.save_interval=4",
+                                                 "validation.eval_interval=2", "validation.eval_iters=2000"}));
+  slow.WaitForStep(id, 2);
+  sleep(1);
+  ASSERT_THAT(slow.Mbctl({"cancel", id}), Exited(0));
+  const v1::Job job = slow.WaitForEnd(id, Seconds(20));
+  EXPECT_EQ(job.state(), v1::JOB_STATE_CANCELLED) << job.detail();
+  EXPECT_EQ(job.reason(), v1::REASON_CANCELLED_BY_USER);
+  const auto checkpoints = slow.Checkpoints("long");
+  ASSERT_THAT(checkpoints, SizeIs(1));
+  EXPECT_EQ(checkpoints[0].step(), 2);
+}
+
+// The user hears that the newest one is damaged before the job starts from an older one.
+TEST_F(CheckpointTest, ResumeNamesTheCorruptCheckpointThatItLeavesOut) {
+  const std::string id = Train("worn", 6, {"checkpoint.save_interval=3"});
+  for (const v1::Checkpoint& checkpoint : service_.Checkpoints("worn")) {
+    if (checkpoint.step() == 6) FlipBit(LargestFile(checkpoint.path()));
+  }
+  ASSERT_THAT(service_.Mbctl({"ckpt", "verify", "worn@6"}), Exited(9));
+  const CommandResult resumed = service_.Mbctl({"resume", id, "-o", "name"});
+  ASSERT_THAT(resumed, Exited(0));
+  EXPECT_THAT(resumed.err, AllOf(HasSubstr("worn@6 -> worn@3"), HasSubstr("worn@6 is the newest, but corrupt")));
+  const std::string second = resumed.out.substr(0, resumed.out.find('\n'));
+  EXPECT_EQ(service_.WaitForEnd(second).attempts(0).from_checkpoint_id(), "worn@3");
+  EXPECT_THAT(service_.Mbctl({"describe", second}).out, HasSubstr("worn@6 -> worn@3"));
 }
 
 TEST_F(CheckpointTest, KillSavesNothing) {

@@ -133,6 +133,20 @@ TEST_F(Data, SplitThatLeavesValidationEmptyIsRefused) {
   EXPECT_THAT(result.err, HasSubstr("split"));
 }
 
+// 20,000 bytes are 612 samples of training: 200 iterations of 4 samples need a second epoch, 20 iterations do not.
+TEST_F(Data, ALongerResumeSaysWhenTheOrderChanges) {
+  const std::string prefix = Preprocess(RealText().substr(0, 20'000), "epochs");
+  const std::string id = service_.Submit(TrainOn(prefix, 10, {"checkpoint.save_interval=5"}));
+  ASSERT_EQ(service_.WaitForEnd(id).state(), v1::JOB_STATE_SUCCEEDED);
+  const CommandResult same = service_.Mbctl({"resume", id, "--dry-run", "train.train_iters=20", "scheduler.lr_decay_iters=20"});
+  ASSERT_THAT(same, Exited(0));
+  EXPECT_THAT(same.out, testing::Not(HasSubstr("another order")));
+  const CommandResult longer =
+      service_.Mbctl({"resume", id, "--dry-run", "train.train_iters=200", "scheduler.lr_decay_iters=200"});
+  ASSERT_THAT(longer, Exited(0));
+  EXPECT_THAT(longer.out, testing::AllOf(HasSubstr("another order"), HasSubstr("2 epochs"), HasSubstr("instead of 1 epoch")));
+}
+
 TEST_F(Data, ChangedDataIsNotReadThroughOldIndices) {
   const std::string text = RealText();
   const std::string prefix = Preprocess(text.substr(0, 60'000), "changing");

@@ -30,7 +30,7 @@ class Lifecycle : public testing::Test {
 };
 
 TEST_F(Lifecycle, VersionAndHelp) {
-  for (const char* program : {"mbcoordinator", "mbagent", "mbrank", "mbctl"}) {
+  for (const char* program : {"mbcoordinator", "mbagent", "mbrank", "mbshim", "mbctl"}) {
     const CommandResult version = RunCommand({Program(program), "--version"});
     EXPECT_THAT(version, Exited(0)) << program;
     EXPECT_THAT(version.out, HasSubstr(program));

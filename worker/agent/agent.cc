@@ -24,6 +24,7 @@ namespace fs = std::filesystem;
 
 constexpr auto kShutdownKill = std::chrono::seconds(20);
 constexpr auto kShutdownReport = std::chrono::seconds(5);
+constexpr auto kReadRetry = std::chrono::seconds(1);
 constexpr int kBusyWaitMs = 200;  // How stale a metric may become while an attempt runs.
 constexpr int kIdleWaitMs = 3000;
 // A forgotten attempt leaves its name behind, so that a late order cannot start it again.
@@ -111,6 +112,11 @@ void Agent::LoadAttempts() {
     }
     if (name.starts_with('.')) continue;
     auto attempt = Attempt::Load(path, options_.inventory.boot_id());
+    if (const auto key = ParseAttemptName(name); key.has_value() && absl::IsUnavailable(attempt.status())) {
+      spdlog::error("attempt {} cannot be read now, its ranks go on: {}", name, std::string(attempt.status().message()));
+      unreadable_[*key] = false;
+      continue;
+    }
     if (!attempt.ok()) {
       spdlog::error("attempt {} cannot be read and is left alone: {}", name, std::string(attempt.status().message()));
       continue;
@@ -121,16 +127,34 @@ void Agent::LoadAttempts() {
   }
 }
 
+void Agent::RetryUnreadable(TimePoint now) {
+  if (unreadable_.empty() || now - unreadable_tried_at_ < kReadRetry) return;
+  unreadable_tried_at_ = now;
+  for (auto it = unreadable_.begin(); it != unreadable_.end();) {
+    const auto& [key, give_up] = *it;
+    auto attempt = Attempt::Load(DirectoryOf(key), options_.inventory.boot_id(), give_up || shutdown_at_.has_value());
+    if (!attempt.ok()) {
+      ++it;
+      continue;
+    }
+    spdlog::info("attempt {} of job {} is taken up again", key.second, key.first);
+    attempts_[key] = *std::move(attempt);
+    it = unreadable_.erase(it);
+  }
+}
+
 std::string Agent::DirectoryOf(const Key& key) const {
   return fmt::format("{}/attempts/{}.{}", options_.state_directory, key.first, key.second);
 }
 
 bool Agent::AllEnded() const {
-  return std::all_of(attempts_.begin(), attempts_.end(), [](const auto& entry) { return entry.second->ended(); });
+  return unreadable_.empty() &&
+         std::all_of(attempts_.begin(), attempts_.end(), [](const auto& entry) { return entry.second->ended(); });
 }
 
 void Agent::Tick(TimePoint now) {
   children_.Reap();
+  RetryUnreadable(now);
   for (auto& [key, attempt] : attempts_) {
     if (shutdown_at_.has_value()) {
       attempt->SetDesired(now - *shutdown_at_ > kShutdownKill ? v1::DESIRED_STATE_KILL : v1::DESIRED_STATE_STOP,
@@ -157,6 +181,13 @@ v1::SyncRequest Agent::BuildRequest() {
   for (auto& [key, attempt] : attempts_) {
     attempt->Report(request.add_attempts(), &budget);
     undrained = undrained || !attempt->drained();
+  }
+  for (const auto& [key, give_up] : unreadable_) {
+    v1::AttemptReport* report = request.add_attempts();
+    report->set_job_id(key.first);
+    report->set_attempt(key.second);
+    report->set_phase(v1::ATTEMPT_PHASE_RUNNING);
+    undrained = true;
   }
   for (const auto& [key, report] : failed_starts_) *request.add_attempts() = report;
   tasks_.FillResults(&request);
@@ -199,6 +230,11 @@ void Agent::ApplyOrder(const v1::AttemptOrder& order) {
     return;
   }
   const Key key{order.job_id(), order.attempt()};
+  if (const auto unreadable = unreadable_.find(key); unreadable != unreadable_.end()) {
+    // A graceful stop can wait for the disk: the coordinator turns it into a kill.
+    unreadable->second = order.desired() == v1::DESIRED_STATE_KILL || order.desired() == v1::DESIRED_STATE_FORGET;
+    return;
+  }
   const auto known = attempts_.find(key);
   if (known == attempts_.end()) {
     if (order.desired() == v1::DESIRED_STATE_FORGET) failed_starts_.erase(key);
@@ -216,6 +252,10 @@ bool Agent::OlderAttemptLives(const v1::AttemptOrder& order) {
     if (key.first != order.job_id() || key.second >= order.attempt() || attempt->ended()) continue;
     attempt->SetDesired(v1::DESIRED_STATE_KILL, v1::REASON_PEER_LOST);
     lives = true;
+  }
+  for (auto& [key, give_up] : unreadable_) {
+    if (key.first != order.job_id() || key.second >= order.attempt()) continue;
+    give_up = lives = true;
   }
   return lives;
 }

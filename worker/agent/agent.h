@@ -52,6 +52,7 @@ class Agent {
   Agent(const AgentOptions& options, int lock);
   absl::Status LoadNodeId();
   void LoadAttempts();
+  void RetryUnreadable(TimePoint now);
   void ApplyOrder(const v1::AttemptOrder& order);
   void StartAttempt(const v1::AttemptOrder& order);
   bool OlderAttemptLives(const v1::AttemptOrder& order);
@@ -69,6 +70,9 @@ class Agent {
   Children children_;
   NodeTasks tasks_;
   std::map<Key, std::unique_ptr<Attempt>> attempts_;
+  // Attempts whose files the disk does not give: kept, reported as running, and tried again.
+  std::map<Key, bool> unreadable_;  // True: to be ended, readable or not.
+  TimePoint unreadable_tried_at_{};
   std::map<Key, v1::AttemptReport> failed_starts_;  // Attempts without a directory; reported until forgotten.
   std::string shutdown_task_;
   std::optional<TimePoint> shutdown_at_;

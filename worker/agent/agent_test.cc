@@ -300,6 +300,42 @@ TEST_F(AgentTest, AnAttemptWithoutReadableSpecificationsIsEndedAndReported) {
   EXPECT_TRUE(Eventually([&] { return !std::filesystem::exists(Files("j-1").path()); }));
 }
 
+// Reading a directory fails as a bad disk does: the file may be whole.
+TEST_F(AgentTest, AnAttemptThatTheDiskDoesNotGiveIsKeptAndTakenUpLater) {
+  Run("j-1", "records=3 end=hang ignore_term=1");
+  ASSERT_TRUE(WaitForRecords("j-1", 3));
+  const spool::ProcessIdentity rank = RankOf("j-1");
+  KillAgent();
+  const std::filesystem::path spec = Files("j-1").SpecPath(0);
+  std::filesystem::rename(spec, spec.parent_path() / "aside");
+  std::filesystem::create_directory(spec);
+  const int syncs = coordinator_->syncs();
+  StartAgent();
+  ASSERT_TRUE(Eventually([&] { return coordinator_->syncs() > syncs + 3; }));
+  EXPECT_EQ(coordinator_->View("j-1").last.phase(), v1::ATTEMPT_PHASE_RUNNING);
+  EXPECT_TRUE(spool::IsAlive(rank)) << "the attempt is healthy";
+  std::filesystem::remove(spec);
+  std::filesystem::rename(spec.parent_path() / "aside", spec);
+  coordinator_->Order("j-1", 1, v1::DESIRED_STATE_KILL);
+  const v1::RankEnd end = WaitForEnds("j-1").at(0);
+  EXPECT_EQ(end.reason(), v1::REASON_KILLED_BY_USER) << "taken up again before it was ended";
+  EXPECT_FALSE(spool::IsAlive(rank));
+}
+
+TEST_F(AgentTest, AnUnreadableAttemptCanBeKilled) {
+  Run("j-1", "records=3 end=hang ignore_term=1");
+  ASSERT_TRUE(WaitForRecords("j-1", 3));
+  const spool::ProcessIdentity rank = RankOf("j-1");
+  KillAgent();
+  const std::filesystem::path spec = Files("j-1").SpecPath(0);
+  std::filesystem::remove(spec);
+  std::filesystem::create_directory(spec);
+  StartAgent();
+  coordinator_->Order("j-1", 1, v1::DESIRED_STATE_KILL);
+  EXPECT_EQ(WaitForEnds("j-1").at(0).reason(), v1::REASON_NODE_LOST);
+  EXPECT_FALSE(spool::IsAlive(rank));
+}
+
 TEST_F(AgentTest, ANewerAttemptStartsAfterTheOlderOneHasEnded) {
   Run("j-1", "end=hang ignore_term=1");
   ASSERT_TRUE(WaitForLog("j-1", "started"));

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <charconv>
 #include <filesystem>
+#include <tuple>
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -33,6 +34,16 @@ absl::Status WriteSpecifications(const std::string& temporary, const std::string
 
 }  // namespace
 
+std::optional<std::pair<std::string, int>> ParseAttemptName(const std::string& name) {
+  const size_t dot = name.rfind('.');
+  if (dot == std::string::npos || dot == 0) return std::nullopt;
+  int attempt = 0;
+  const char* end = name.data() + name.size();
+  const auto [stop, failure] = std::from_chars(name.data() + dot + 1, end, attempt);
+  if (failure != std::errc() || stop != end || attempt < 1) return std::nullopt;
+  return std::pair(name.substr(0, dot), attempt);
+}
+
 absl::StatusOr<std::unique_ptr<Attempt>> Attempt::Create(const std::string& directory, const v1::AttemptOrder& order,
                                                          const std::string& boot_id) {
   if (order.ranks().empty()) return absl::InvalidArgumentError("ranks: an order to run needs at least one");
@@ -52,9 +63,10 @@ absl::StatusOr<std::unique_ptr<Attempt>> Attempt::Create(const std::string& dire
   return Load(directory, boot_id);
 }
 
-absl::StatusOr<std::unique_ptr<Attempt>> Attempt::Load(const std::string& directory, const std::string& boot_id) {
+absl::StatusOr<std::unique_ptr<Attempt>> Attempt::Load(const std::string& directory, const std::string& boot_id, bool give_up) {
   std::unique_ptr<Attempt> attempt(new Attempt(directory));
   if (const absl::Status status = attempt->LoadRanks(boot_id); !status.ok()) {
+    if (absl::IsUnavailable(status) && !give_up) return status;
     MB_RETURN_IF_ERROR(attempt->LoadDamaged(boot_id, std::string(status.message())));
   }
   return attempt;
@@ -80,17 +92,11 @@ absl::Status Attempt::LoadRanks(const std::string& boot_id) {
 
 absl::Status Attempt::LoadDamaged(const std::string& boot_id, const std::string& damage) {
   const std::string name = std::filesystem::path(files_.path()).filename();
-  const size_t dot = name.rfind('.');
-  const char* end = name.data() + name.size();
-  int attempt = 0;
-  const auto [stop, failure] = std::from_chars(name.data() + std::min(dot + 1, name.size()), end, attempt);
-  if (dot == std::string::npos || dot == 0 || failure != std::errc() || stop != end || attempt < 1) {
-    return absl::DataLossError(damage + ", and the name of its directory is not JOB.ATTEMPT");
-  }
+  const auto identity = ParseAttemptName(name);
+  if (!identity) return absl::DataLossError(damage + ", and the name of its directory is not JOB.ATTEMPT");
   spdlog::error("attempt {} is ended: {}", name, damage);
   damage_ = damage;
-  job_id_ = name.substr(0, dot);
-  attempt_ = attempt;
+  std::tie(job_id_, attempt_) = *identity;
   several_nodes_ = false;
   ranks_.clear();
   devices_.clear();

@@ -3,7 +3,9 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -19,6 +21,9 @@ struct Programs {
   std::string cuda_rank;  // Ranks with DEVICE_CUDA.
 };
 
+// Job id and attempt number of "JOB.ATTEMPT", as the directory of an attempt is called.
+std::optional<std::pair<std::string, int>> ParseAttemptName(const std::string& name);
+
 // Not thread-safe.
 class Attempt {
  public:
@@ -27,7 +32,9 @@ class Attempt {
                                                          const std::string& boot_id);
   // From the directory of an earlier agent. Where a specification cannot be read, the attempt takes its identity from the name
   // of the directory, its ranks from their other files, and ends them all with NODE_LOST. DATA_LOSS where the name says nothing.
-  static absl::StatusOr<std::unique_ptr<Attempt>> Load(const std::string& directory, const std::string& boot_id);
+  // UNAVAILABLE where the disk gave an error (nothing is ended: the specification may be readable later), unless `give_up`.
+  static absl::StatusOr<std::unique_ptr<Attempt>> Load(const std::string& directory, const std::string& boot_id,
+                                                       bool give_up = false);
 
   const std::string& job_id() const { return job_id_; }
   int attempt() const { return attempt_; }

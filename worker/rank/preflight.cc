@@ -1,5 +1,6 @@
 #include "worker/rank/preflight.h"
 
+#include <google/protobuf/text_format.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
@@ -63,7 +64,23 @@ void CheckData(const TrainingPlan& plan, v1::PreflightResult* result) {
   AddStatus(result, status, "dataset.data_path", missing ? v1::REASON_DATA_NOT_FOUND : v1::REASON_DATA_ERROR);
 }
 
-void CheckCheckpoint(const v1::RankSpec& spec, v1::PreflightResult* result) {
+// A longer training may need another number of epochs, and so put all samples in another order.
+void CheckOrder(const v1::RankSpec& spec, const TrainingPlan& plan, const CheckpointMeta& meta, v1::PreflightResult* result) {
+  v1::ResolvedConfig before = spec.resolved();
+  if (!google::protobuf::TextFormat::ParseFromString(meta.config_text, before.mutable_config())) return;
+  const auto old_plan = MakeTrainingPlan(before);
+  if (!old_plan.ok()) return;
+  const auto changes = OrderChanges(old_plan->data, plan.data);
+  if (!changes.ok()) return;  // Data of now are checked by themselves.
+  for (const std::string& change : *changes) {
+    result->add_warnings(
+        fmt::format("{}: the samples come in another order than the checkpoint's from the first one on. "
+                    "train.exit_interval and mbctl cancel end a run early without that",
+                    change));
+  }
+}
+
+void CheckCheckpoint(const v1::RankSpec& spec, const TrainingPlan& plan, v1::PreflightResult* result) {
   if (spec.load_checkpoint_path().empty()) return;
   const auto meta = ReadCheckpointMeta(spec.load_checkpoint_path(), spec.expected_manifest_hash());
   if (!meta.ok()) {
@@ -71,6 +88,7 @@ void CheckCheckpoint(const v1::RankSpec& spec, v1::PreflightResult* result) {
     return;
   }
   result->add_facts(fmt::format("{}: iteration {}, {} samples", spec.load_checkpoint_path(), meta->step, meta->consumed_samples));
+  if (!spec.load_weights_only()) CheckOrder(spec, plan, *meta, result);
   const int64_t iterations = spec.resolved().config().train().train_iters();
   if (!spec.load_weights_only() && meta->step >= iterations) {
     AddProblem(
@@ -119,7 +137,7 @@ v1::PreflightResult CheckNode(const v1::RankSpec& spec) {
     return result;
   }
   CheckData(*plan, &result);
-  CheckCheckpoint(spec, &result);
+  CheckCheckpoint(spec, *plan, &result);
   CheckResources(spec, &result);
   return result;
 }

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <string_view>
 
+#include "proto/rpc/version.h"
 #include "worker/shim/shim.h"
 
 namespace {
@@ -18,6 +19,12 @@ int main(int argc, char** argv) {
     const std::string_view flag = argv[i];
     if (flag == "--spec") options.spec_path = argv[i + 1];
     if (flag == "--program") options.program = argv[i + 1];
+  }
+  const std::string_view first = argc == 2 ? argv[1] : "";
+  if (first == "--version") return std::puts(mbridge::VersionLine("mbshim").c_str()) < 0 ? kFailed : 0;
+  if (first == "--help") {
+    std::puts("usage: mbshim --spec PATH --program PATH\nStarted by mbagent; not meant to be run by hand.");
+    return 0;
   }
   if (argc != 5 || options.spec_path.empty() || options.program.empty()) {
     std::fprintf(stderr, "usage: mbshim --spec PATH --program PATH\nStarted by mbagent; not meant to be run by hand.\n");
