@@ -22,7 +22,7 @@ const char* const kOverrides[] = {"model.num_layers=2",
 TEST(OverrideFuzz, EveryOverrideIsReadOrRefused) {
   fuzz::Mutator mutate(1);
   int accepted = 0;
-  for (int i = 0; i < fuzz::Rounds(60000); ++i) {
+  for (int i = 0; i < fuzz::Rounds(20000); ++i) {
     const std::string text = mutate(kOverrides[static_cast<size_t>(i) % std::size(kOverrides)]);
     const auto assignment = ParseOverride(text);
     if (!assignment.ok()) {
@@ -36,13 +36,13 @@ TEST(OverrideFuzz, EveryOverrideIsReadOrRefused) {
     ASSERT_TRUE(again.ok()) << text << " -> " << written;
     ASSERT_EQ(FormatValue(*again), written) << text;
   }
-  EXPECT_GT(accepted, 1000) << "the mutations no longer reach what lies behind the parser";
+  EXPECT_GT(accepted, 500) << "the mutations no longer reach what lies behind the parser";
 }
 
 // The key may exist, the value be of the right type and in range, or not.
 TEST(OverrideFuzz, EveryConfigurationIsResolvedOrRefused) {
   fuzz::Mutator mutate(2);
-  for (int i = 0; i < fuzz::Rounds(400); ++i) {
+  for (int i = 0; i < fuzz::Rounds(150); ++i) {
     ResolveRequest request;
     request.recipe = "vanilla_gpt_megatron_lm_config";
     request.overrides = {"model.num_layers=2", "model.hidden_size=64", "model.num_attention_heads=4", "train.train_iters=10",
@@ -62,7 +62,7 @@ TEST(OverrideFuzz, EveryMegatronLineIsTranslatedOrRefused) {
       "--max-position-embeddings 512 --micro-batch-size 4 --global-batch-size 32 --train-iters 10 --lr 3e-4 --bf16 "
       "--data-path 0.3 '/a b' 0.7 /c --split \"949,50,1\" --moe-layer-freq ([0]*1+[1]*26) # end";
   fuzz::Mutator mutate(3);
-  for (int i = 0; i < fuzz::Rounds(1500); ++i) {
+  for (int i = 0; i < fuzz::Rounds(500); ++i) {
     const std::string text = mutate(line);
     const auto translation = TranslateFromMegatron(text);
     if (!translation.ok()) ASSERT_FALSE(translation.status().message().empty()) << text;

@@ -136,7 +136,7 @@ TEST_F(Data, SplitThatLeavesValidationEmptyIsRefused) {
 // 20,000 bytes are 612 samples of training: 200 iterations of 4 samples need a second epoch, 20 iterations do not.
 TEST_F(Data, ALongerResumeSaysWhenTheOrderChanges) {
   const std::string prefix = Preprocess(RealText().substr(0, 20'000), "epochs");
-  const std::string id = service_.Submit(TrainOn(prefix, 10, {"checkpoint.save_interval=5"}));
+  const std::string id = service_.Submit(TrainOn(prefix, 10, {"dataset.split='90,5,5'", "checkpoint.save_interval=5"}));
   ASSERT_EQ(service_.WaitForEnd(id).state(), v1::JOB_STATE_SUCCEEDED);
   const CommandResult same = service_.Mbctl({"resume", id, "--dry-run", "train.train_iters=20", "scheduler.lr_decay_iters=20"});
   ASSERT_THAT(same, Exited(0));

@@ -27,7 +27,7 @@ TEST(RecordFuzz, ADamagedSpoolGivesWrittenRecordsOnly) {
   const std::string whole((std::istreambuf_iterator<char>(file)), {});
 
   fuzz::Mutator mutate(5);
-  for (int i = 0; i < fuzz::Rounds(3000); ++i) {
+  for (int i = 0; i < fuzz::Rounds(200); ++i) {
     const std::string damaged = mutate(whole);
     std::ofstream(path, std::ios::binary | std::ios::trunc) << damaged;
     auto reader = RecordReader::Open(path);
