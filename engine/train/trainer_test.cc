@@ -6,9 +6,11 @@
 #include <omp.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
+#include "engine/comm/test_support.h"
 #include "recipes/config/resolve.h"
 
 namespace mbridge {
@@ -48,14 +50,19 @@ class TrainerTest : public testing::Test {
   void TearDown() override { std::filesystem::remove_all(directory_); }
 
   // Eight iterations of four samples; evaluation every two.
-  static TrainingPlan Plan(const Overrides& extra) {
+  static TrainingPlan Plan(const Overrides& extra, int ranks = 1) {
     recipes::ResolveRequest request;
     request.recipe = "vanilla_gpt_megatron_lm_config";
     request.overrides = {"model.num_layers=1",         "model.hidden_size=32",      "model.num_attention_heads=2",
                          "model.ffn_hidden_size=64",   "model.seq_length=32",       "dataset.seq_length=32",
                          "tokenizer.vocab_size=128",   "train.global_batch_size=4", "train.micro_batch_size=2",
                          "validation.eval_interval=2", "validation.eval_iters=1",   "scheduler.lr_decay_iters=8"};
-    request.overrides.insert(request.overrides.end(), extra.begin(), extra.end());
+    for (const std::string& line : extra) {
+      std::erase_if(request.overrides,
+                    [&](const std::string& base) { return base.starts_with(line.substr(0, line.find('=') + 1)); });
+      request.overrides.push_back(line);
+    }
+    request.ranks = ranks;
     const auto resolved = recipes::Resolve(request);
     EXPECT_TRUE(resolved.ok()) << resolved.status();
     const auto plan = MakeTrainingPlan(*resolved);
@@ -74,6 +81,30 @@ class TrainerTest : public testing::Test {
     const auto world = MakeSelfCommunicator();
     Trainer trainer(plan, {}, identity, world.get(), recorder, &recorder->stop);
     return trainer.Run();
+  }
+
+  // The same on several ranks, threads of this process; the recorder is the first one's.
+  void RunOnRanks(int ranks, const Overrides& overrides, Recorder* recorder, const std::string& job,
+                  const std::string& load = {}) {
+    const TrainingPlan plan = Plan(overrides, ranks);
+    RunIdentity identity;
+    identity.job_id = job;
+    identity.checkpoint_directory = directory_ / "run";
+    identity.load_checkpoint_path = load;
+    OnRanks(ranks, [&](Communicator& world) {
+      omp_set_num_threads(1);
+      Trainer trainer(plan, {}, identity, &world, world.rank() == 0 ? recorder : nullptr, &recorder->stop);
+      EXPECT_EQ(trainer.Run().reason(), v1::REASON_COMPLETED);
+    });
+  }
+
+  static void ExpectLossesNear(const Recorder& a, const Recorder& b, double bound) {
+    ASSERT_EQ(a.points.size(), b.points.size());
+    for (size_t i = 0; i < a.points.size(); ++i) {
+      EXPECT_EQ(a.points[i].step(), b.points[i].step());
+      EXPECT_NEAR(a.points[i].lm_loss(), b.points[i].lm_loss(), bound) << "step " << a.points[i].step();
+      EXPECT_NEAR(a.points[i].grad_norm(), b.points[i].grad_norm(), 10 * bound) << "step " << a.points[i].step();
+    }
   }
 
   // A straight run against one that stops after `stop` iterations and is resumed.
@@ -210,6 +241,78 @@ TEST_F(TrainerTest, WeightsOnlyForkStartsScheduleAndDataAnew) {
   EXPECT_EQ(fork.points[0].learning_rate(), first.points[0].learning_rate());
   EXPECT_EQ(fork.points[0].consumed_samples(), 4);
   EXPECT_LT(fork.points[0].lm_loss(), first.points[0].lm_loss());  // Same samples, trained weights.
+}
+
+// Gated MLP, grouped queries and no dropout; the vocabulary needs the same padding on one rank and on two.
+Overrides ForSeveralRanks(const Overrides& more) {
+  Overrides overrides = {"train.train_iters=8",        "optimizer.lr=1e-2",           "optimizer.min_lr=1e-3",
+                         "logger.log_interval=1",      "tokenizer.vocab_size=256",    "model.num_attention_heads=4",
+                         "model.num_query_groups=2",   "model.hidden_dropout=0",      "model.attention_dropout=0",
+                         "model.activation_func=silu", "model.gated_linear_unit=true"};
+  overrides.insert(overrides.end(), more.begin(), more.end());
+  return overrides;
+}
+
+Overrides And(Overrides overrides, const std::string& more) {
+  overrides.push_back(more);
+  return overrides;
+}
+
+const char* const kTwoRanks = "model.tensor_model_parallel_size=2";
+
+TEST_F(TrainerTest, TensorParallelRanksGoOnFromOneRanksCheckpoint) {
+  for (const auto& [precision, bound] :
+       {std::pair{"mixed_precision=null", 1e-5}, std::pair{"mixed_precision=bf16_mixed", 1e-3}}) {
+    std::filesystem::remove_all(directory_ / "run");
+    const Overrides common = ForSeveralRanks({precision});
+    Recorder first, one, two, sequence;
+    Run(And(common, "train.exit_interval=3"), &first, "first");
+    const std::string checkpoint = first.checkpoints.at(0).path();
+    Run(common, &one, "one", checkpoint);
+    RunOnRanks(2, And(common, kTwoRanks), &two, "two", checkpoint);
+    RunOnRanks(2, And(And(common, kTwoRanks), "model.sequence_parallel=true"), &sequence, "sequence", checkpoint);
+    ASSERT_FALSE(one.points.empty());
+    EXPECT_EQ(one.points[0].step(), 4);
+    ExpectLossesNear(two, one, bound);
+    ExpectLossesNear(sequence, one, bound);
+  }
+}
+
+// Also with data parallelism and the distributed optimizer: each of four ranks writes its part of the state.
+TEST_F(TrainerTest, OneRankGoesOnFromTensorParallelRanksCheckpoint) {
+  const Overrides common = ForSeveralRanks({"mixed_precision=null"});
+  for (const int ranks : {2, 4}) {
+    std::filesystem::remove_all(directory_ / "run");
+    Overrides parallel = And(And(common, kTwoRanks), "model.sequence_parallel=true");
+    if (ranks == 4) parallel = And(And(parallel, "ddp.use_distributed_optimizer=true"), "train.micro_batch_size=1");
+    Recorder straight, first, again, one;
+    RunOnRanks(ranks, parallel, &straight, "straight");
+    RunOnRanks(ranks, And(parallel, "train.exit_interval=3"), &first, "first");
+    const std::string checkpoint = first.checkpoints.at(0).path();
+    RunOnRanks(ranks, parallel, &again, "again", checkpoint);
+    Run(common, &one, "one", checkpoint);
+    ASSERT_EQ(first.points.size() + again.points.size(), straight.points.size());
+    for (size_t i = 0; i < again.points.size(); ++i) ExpectSamePoint(again.points[i], straight.points[first.points.size() + i]);
+    ExpectLossesNear(one, again, 1e-5);
+  }
+}
+
+// Draws go on where they were, on each rank.
+TEST_F(TrainerTest, TensorParallelResumeIsExactWithDropout) {
+  for (const char* sequence : {"model.sequence_parallel=true", "model.sequence_parallel=false"}) {
+    std::filesystem::remove_all(directory_ / "run");
+    Overrides parallel = ForSeveralRanks({kTwoRanks, sequence});
+    std::replace(parallel.begin(), parallel.end(), std::string("model.hidden_dropout=0"),
+                 std::string("model.hidden_dropout=0.1"));
+    std::replace(parallel.begin(), parallel.end(), std::string("model.attention_dropout=0"),
+                 std::string("model.attention_dropout=0.1"));
+    Recorder straight, first, again;
+    RunOnRanks(2, parallel, &straight, "straight");
+    RunOnRanks(2, And(parallel, "train.exit_interval=3"), &first, "first");
+    RunOnRanks(2, parallel, &again, "again", first.checkpoints.at(0).path());
+    ASSERT_EQ(first.points.size() + again.points.size(), straight.points.size());
+    for (size_t i = 0; i < again.points.size(); ++i) ExpectSamePoint(again.points[i], straight.points[first.points.size() + i]);
+  }
 }
 
 TEST_F(TrainerTest, NaNLossIsReportedAndEndsTheRunWithoutACheckpoint) {

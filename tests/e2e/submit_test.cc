@@ -102,6 +102,22 @@ TEST_F(Submit, EveryOverriddenKeyKeepsItsValue) {
   }
 }
 
+TEST_F(Submit, TensorParallelJobRunsOnTwoRanks) {
+  const CommandResult result = Mbctl({"submit", "--wait", "-o", "json"},
+                                     TinyJob(3, {"model.tensor_model_parallel_size=2", "model.sequence_parallel=true"}));
+  ASSERT_THAT(result, Exited(0));
+  const auto job = nlohmann::json::parse(result.out, nullptr, false);
+  ASSERT_FALSE(job.is_discarded()) << result.out;
+  const auto points = service_.TrainPoints(job["jobId"].get<std::string>());
+  EXPECT_TRUE(CompleteSeries(points, 3));
+  const v1::Job stored = service_.WaitForEnd(job["jobId"].get<std::string>());
+  EXPECT_EQ(stored.resolved().ranks(), 2);
+  EXPECT_EQ(stored.resolved().data_parallel_size(), 1);
+  const CommandResult refused = Mbctl({"submit"}, TinyJob(3, {"model.tensor_model_parallel_size=4"}));
+  EXPECT_THAT(refused, Exited(2));
+  EXPECT_THAT(refused.err, HasSubstr("divisors of model.num_attention_heads 2"));
+}
+
 // Closed form: linear warm-up of 2 steps, then cosine to step 8; Megatron-LM prints the rate after the step.
 TEST_F(Submit, LearningRateDecaysOverTheOverriddenLength) {
   const std::string id = service_.Submit(TinyJob(8, {"optimizer.lr=1e-3", "optimizer.min_lr=1e-4"}));
