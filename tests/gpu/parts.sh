@@ -34,7 +34,7 @@ correlation=(model.num_layers=2 model.hidden_size=256 model.num_attention_heads=
   validation.eval_interval=10 validation.eval_iters=2 optimizer.lr=3e-4 optimizer.min_lr=3e-5 rng.seed=1234 logger.log_interval=1)
 second=(model.num_layers=4 model.hidden_size=256 model.num_attention_heads=4 model.ffn_hidden_size=1024
   model.seq_length=1024 dataset.seq_length=1024 train.train_iters=10 train.global_batch_size=16 train.micro_batch_size=2
-  validation.eval_interval=10 validation.eval_iters=2 scheduler.lr_warmup_iters=2 scheduler.lr_decay_iters=10 logger.log_interval=1)
+  validation.eval_interval=10 validation.eval_iters=2 logger.log_interval=1)
 llama=(model.num_layers=4 model.hidden_size=256 model.num_attention_heads=8 model.num_query_groups=2 model.ffn_hidden_size=704
   model.seq_length=512 model.normalization=RMSNorm model.position_embedding_type=rope model.rotary_base=500000
   model.gated_linear_unit=true model.activation_func=silu model.add_bias_linear=false
@@ -87,6 +87,13 @@ parity() {
 }
 
 parity2() {
+  service
+  local status=0
+  run mbctl submit --recipe vanilla_gpt_pretrain_config --device cuda --name second-example --wait \
+    model.tensor_model_parallel_size=2 model.sequence_parallel=true "${second[@]}" scheduler.lr_warmup_iters=2 \
+    scheduler.lr_decay_iters=10 >"$OUT/second.log" 2>&1 || status=$?
+  tail -n 2 "$OUT/second.log"
+  verdict "the documentation's second example on two GPUs" "$status"
   compare seed1_dp2 2 1e-4 2e-3 "${correlation[@]}" "${no_dropout[@]}"
   local b=("${second[@]}" tokenizer.vocab_size=1024 optimizer.lr=1e-4 optimizer.min_lr=0 "${no_dropout[@]}")
   compare seed2_dp2_distopt 2 1e-4 2e-3 "${b[@]}" ddp.use_distributed_optimizer=true
@@ -102,22 +109,59 @@ kernels() {
   done
 }
 
+# median NAME LOG: of the iterations from the fourth on.
+median() {
+  grep -oE "iteration +[0-9]+/.*tokens/s: [0-9.]+" "$2" | awk -v name="$1" '
+    { match($0, /iteration \(ms\): [0-9.]+/); ms = substr($0, RSTART + 16, RLENGTH - 16)
+      match($0, /GPU\): [0-9.]+/); tf = RSTART ? substr($0, RSTART + 6, RLENGTH - 6) : "-"
+      match($0, /tokens\/s: [0-9.]+/); tok = substr($0, RSTART + 10, RLENGTH - 10)
+      if (NR > 3) { n++; m[n] = ms + 0; t[n] = tok + 0; f[n] = tf } }
+    END { if (!n) exit
+      for (i = 1; i <= n; i++) for (j = i + 1; j <= n; j++) if (m[j] < m[i]) {
+        x = m[i]; m[i] = m[j]; m[j] = x; x = t[i]; t[i] = t[j]; t[j] = x; x = f[i]; f[i] = f[j]; f[j] = x }
+      k = int((n + 1) / 2)
+      printf "OURS %s: median of %d iterations %.1f ms, %.0f tokens/s, %s TFLOP/s/GPU\n", name, n, m[k], t[k], f[k] }'
+}
+
 # bench NAME RECIPE RANKS OVERRIDE...: tokens/s of a recipe, median of its iterations.
 bench() {
-  local name="$1" recipe="$2" status=0
-  shift 2
-  run mbrank-cuda train --recipe "$recipe" logger.log_interval=1 logger.log_throughput=true "$@" >"$OUT/bench-$name.log" 2>&1 || status=$?
-  grep -E "iteration|memory|GPU" "$OUT/bench-$name.log" | tail -n 3
+  local name="$1" recipe="$2" ranks="$3" status=0
+  shift 3
+  if [ "$ranks" -eq 1 ]; then
+    run mbrank-cuda train --recipe "$recipe" logger.log_interval=1 logger.log_throughput=true "$@" \
+      >"$OUT/bench-$name.log" 2>&1 || status=$?
+  else
+    service
+    run mbctl submit --recipe "$recipe" --device cuda --ranks "$ranks" --name "bench-$name" --follow logger.log_interval=1 \
+      logger.log_throughput=true checkpoint.save_interval=0 "$@" >"$OUT/bench-$name.log" 2>&1 || status=$?
+  fi
+  median "$name" "$OUT/bench-$name.log"
   [ "$status" -eq 0 ] || tail -n 6 "$OUT/bench-$name.log"
   verdict "bench $name" "$status"
 }
 
-one_b=(train.train_iters=10 train.global_batch_size=8 train.micro_batch_size=1 model.seq_length=8192 dataset.seq_length=8192
-  validation.eval_iters=0 scheduler.lr_warmup_iters=1 scheduler.lr_decay_iters=10 model.vocab_size=128256)
+long=(train.train_iters=10 model.seq_length=8192 dataset.seq_length=8192 train.micro_batch_size=1 validation.eval_iters=0
+  scheduler.lr_warmup_iters=1 scheduler.lr_decay_iters=10 model.vocab_size=128256)
+gpt2=(model.num_layers=12 model.hidden_size=768 model.num_attention_heads=12 model.ffn_hidden_size=3072 model.seq_length=1024
+  dataset.seq_length=1024 train.micro_batch_size=64 train.global_batch_size=512 model.vocab_size=50304 train.train_iters=10
+  validation.eval_iters=0 scheduler.lr_warmup_iters=1 scheduler.lr_decay_iters=10)
 
 train() {
-  bench 1b llama32_1b_pretrain_config "${one_b[@]}"
-  [ -f "$here/peer.py" ] && python3 "$here/peer.py" --model 1b --seq 8192 --mbs 1 --accum 8 --iters 10 2>&1 | tail -n 2
+  bench 1b llama32_1b_pretrain_config 1 "${long[@]}" train.global_batch_size=8
+  bench gpt2-124m vanilla_gpt_pretrain_config 1 "${gpt2[@]}" "${no_dropout[@]}"
+  bench correlation vanilla_gpt_megatron_lm_config 1 "${correlation[@]}" "${no_dropout[@]}"
+  [ -f "$here/peer.py" ] && python3 "$here/peer.py" --model 1b --seq 8192 --mbs 1 --accum 8 --iters 10 2>&1 | tail -n 1
+}
+
+train8b() {
+  bench 8b llama3_8b_pretrain_config 1 "${long[@]}" train.global_batch_size=16 train.train_iters=6 model.context_parallel_size=1 \
+    optimizer.use_precision_aware_optimizer=true optimizer.exp_avg_dtype=bf16 optimizer.exp_avg_sq_dtype=bf16
+}
+
+train2() {
+  bench 1b-dp2 llama32_1b_pretrain_config 2 "${long[@]}" train.global_batch_size=16
+  bench 1b-tp2 llama32_1b_pretrain_config 2 "${long[@]}" train.global_batch_size=8 model.tensor_model_parallel_size=2 \
+    model.sequence_parallel=true
 }
 
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,power.draw --format=csv,noheader
