@@ -12,6 +12,8 @@ OptimizerOptions MakeOptimizerOptions(const TrainingPlan& plan) {
   OptimizerOptions options;
   options.adam = plan.adam;
   options.clip_grad = plan.clip_grad;
+  options.moment_dtype = plan.moment_dtype;
+  options.split_masters = plan.split_masters;
   options.loss_scaler = plan.loss_scaler;
   options.shard_over_data_parallel = plan.distributed_optimizer;
   options.count_zero_gradients = plan.log_num_zeros;

@@ -133,8 +133,21 @@ void ReadSchedule(const v1::ConfigContainer& config, TrainingPlan* plan, Problem
   for (const ScheduleProblem& problem : CheckSchedule(schedule)) problems->push_back({problem.field, problem.description});
 }
 
-void ReadOptimizer(const v1::ConfigContainer& config, TrainingPlan* plan) {
+void ReadOptimizerTypes(const v1::OptimizerConfig& optimizer, TrainingPlan* plan, Problems* problems) {
+  const bool narrow = optimizer.exp_avg_dtype() == "bf16", aware = optimizer.use_precision_aware_optimizer();
+  if (narrow != (optimizer.exp_avg_sq_dtype() == "bf16")) {
+    problems->push_back({"optimizer.exp_avg_sq_dtype", fmt::format("is {}, exp_avg_dtype is {}: both must be the same",
+                                                                   optimizer.exp_avg_sq_dtype(), optimizer.exp_avg_dtype())});
+  } else if (narrow && !aware) {
+    problems->push_back({"optimizer.exp_avg_dtype", "bf16 needs optimizer.use_precision_aware_optimizer=true"});
+  }
+  plan->moment_dtype = narrow ? DType::kBF16 : DType::kF32;
+  plan->split_masters = aware && optimizer.store_param_remainders() && plan->model.dtype == DType::kBF16;
+}
+
+void ReadOptimizer(const v1::ConfigContainer& config, TrainingPlan* plan, Problems* problems) {
   const v1::OptimizerConfig& optimizer = config.optimizer();
+  ReadOptimizerTypes(optimizer, plan, problems);
   plan->adam.beta1 = optimizer.adam_beta1();
   plan->adam.beta2 = optimizer.adam_beta2();
   plan->adam.eps = optimizer.adam_eps();
@@ -186,7 +199,7 @@ absl::StatusOr<TrainingPlan> MakeTrainingPlan(const v1::ResolvedConfig& resolved
   ReadModel(config, &plan, &problems);
   ReadBatches(config, plan.parallel.data, &plan, &problems);
   ReadSchedule(config, &plan, &problems);
-  ReadOptimizer(config, &plan);
+  ReadOptimizer(config, &plan, &problems);
   ReadData(config, &plan);
   plan.check_nan_in_loss = config.rerun_state_machine().check_for_nan_in_loss();
   plan.check_nan_in_grad = config.ddp().check_for_nan_in_grad();

@@ -32,6 +32,29 @@ TEST(TrainingPlanTest, ModelOfTheVanillaRecipe) {
   EXPECT_EQ(model.attention_window, 0);
 }
 
+TEST(TrainingPlanTest, PrecisionAwareOptimizer) {
+  const auto plan_of = [](std::vector<std::string> overrides) {
+    recipes::ResolveRequest request;
+    request.recipe = "llama32_1b";
+    request.overrides = std::move(overrides);
+    const auto resolved = recipes::Resolve(request);
+    EXPECT_TRUE(resolved.ok()) << resolved.status();
+    return MakeTrainingPlan(*resolved);
+  };
+  const auto plain = plan_of({});
+  ASSERT_TRUE(plain.ok());
+  EXPECT_EQ(plain->moment_dtype, DType::kF32);
+  EXPECT_FALSE(plain->split_masters);
+  const std::string aware = "optimizer.use_precision_aware_optimizer=true", first = "optimizer.exp_avg_dtype=bf16",
+                    second = "optimizer.exp_avg_sq_dtype=bf16";
+  const auto narrow = plan_of({aware, first, second});
+  ASSERT_TRUE(narrow.ok()) << narrow.status();
+  EXPECT_EQ(narrow->moment_dtype, DType::kBF16);
+  EXPECT_TRUE(narrow->split_masters);
+  EXPECT_FALSE(plan_of({aware, first}).ok());
+  EXPECT_FALSE(plan_of({first, second}).ok());
+}
+
 TEST(TrainingPlanTest, ModelOfTheLlamaRecipes) {
   const GptConfig small = ModelOf("llama32_1b", {});
   EXPECT_EQ(small.normalization, NormKind::kRmsNorm);
@@ -54,8 +77,9 @@ TEST(TrainingPlanTest, ModelOfTheLlamaRecipes) {
 
 TEST(TrainingPlanTest, PartsOfOtherFamilies) {
   const GptConfig model =
-      ModelOf("llama32_1b", {"model.qk_layernorm=true", "model.add_qkv_bias=true", "model.window_size=[127,0]",
-                             "model.rotary_percent=0.5", "model.seq_len_interpolation_factor=4", "model.num_layers=2"});
+      ModelOf("llama32_1b",
+              {"model.qk_layernorm=true", "model.add_qkv_bias=true", "model.window_size=[127,0]", "model.rotary_percent=0.5",
+               "model.rope_scaling=false", "model.seq_len_interpolation_factor=4", "model.num_layers=2"});
   EXPECT_TRUE(model.qk_layernorm && model.add_qkv_bias);
   EXPECT_EQ(model.attention_window, 128);
   EXPECT_EQ(model.rotary_percent, 0.5);

@@ -126,7 +126,10 @@ int64_t FlopsPerToken(const v1::ModelConfig& m) {
 v1::MemoryEstimate EstimateMemory(const v1::ConfigContainer& config, int data_parallel) {
   const v1::ModelConfig& m = config.model();
   const int64_t parameters = ParametersOfRank(m), type = BytesOfType(m);
-  const int64_t optimizer_bytes = type == 4 ? 8 : 12;
+  const bool aware = config.optimizer().use_precision_aware_optimizer();
+  const int64_t moments = config.optimizer().exp_avg_dtype() == "bf16" ? 4 : 8;
+  const int64_t masters = type == 4 ? 0 : (aware && m.bf16() && config.optimizer().store_param_remainders() ? 2 : 4);
+  const int64_t optimizer_bytes = moments + masters;
   const int64_t tp = std::max<int64_t>(1, m.tensor_model_parallel_size());
   v1::MemoryEstimate estimate;
   estimate.set_parameters(CountParameters(m));
