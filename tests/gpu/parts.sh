@@ -127,41 +127,43 @@ median() {
 bench() {
   local name="$1" recipe="$2" ranks="$3" status=0
   shift 3
-  if [ "$ranks" -eq 1 ]; then
-    run mbrank-cuda train --recipe "$recipe" logger.log_interval=1 logger.log_throughput=true "$@" \
-      >"$OUT/bench-$name.log" 2>&1 || status=$?
-  else
-    service
-    run mbctl submit --recipe "$recipe" --device cuda --ranks "$ranks" --name "bench-$name" --follow logger.log_interval=1 \
-      logger.log_throughput=true checkpoint.save_interval=0 "$@" >"$OUT/bench-$name.log" 2>&1 || status=$?
-  fi
-  median "$name" "$OUT/bench-$name.log"
-  [ "$status" -eq 0 ] || tail -n 6 "$OUT/bench-$name.log"
+  local processes=() rank
+  mkdir -p "$here/meet-$name"
+  for rank in $(seq 0 $((ranks - 1))); do
+    CUDA_VISIBLE_DEVICES="$rank" LD_LIBRARY_PATH="$libraries" mbrank-cuda train --recipe "$recipe" --rank "$rank" --ranks "$ranks" \
+      --rendezvous "$here/meet-$name" logger.log_interval=1 logger.log_throughput=true "$@" >"$OUT/bench-$name.$rank.log" 2>&1 &
+    processes+=($!)
+  done
+  for rank in "${processes[@]}"; do wait "$rank" || status=$?; done
+  median "$name" "$OUT/bench-$name.0.log"
+  [ "$status" -eq 0 ] || tail -n 6 "$OUT/bench-$name.0.log"
   verdict "bench $name" "$status"
 }
 
-long=(train.train_iters=10 model.seq_length=8192 dataset.seq_length=8192 train.micro_batch_size=1 validation.eval_iters=0
-  scheduler.lr_warmup_iters=1 scheduler.lr_decay_iters=10 model.vocab_size=128256)
+long=(model.seq_length=8192 dataset.seq_length=8192 train.micro_batch_size=1 validation.eval_iters=0
+  scheduler.lr_warmup_iters=1 model.vocab_size=128256)
+ten=(train.train_iters=10 scheduler.lr_decay_iters=10)
 gpt2=(model.num_layers=12 model.hidden_size=768 model.num_attention_heads=12 model.ffn_hidden_size=3072 model.seq_length=1024
   dataset.seq_length=1024 train.micro_batch_size=64 train.global_batch_size=512 model.vocab_size=50304 train.train_iters=10
   validation.eval_iters=0 scheduler.lr_warmup_iters=1 scheduler.lr_decay_iters=10)
 
 train() {
-  bench 1b llama32_1b_pretrain_config 1 "${long[@]}" train.global_batch_size=8
+  bench 1b llama32_1b_pretrain_config 1 "${long[@]}" "${ten[@]}" train.global_batch_size=8
   bench gpt2-124m vanilla_gpt_pretrain_config 1 "${gpt2[@]}" "${no_dropout[@]}"
   bench correlation vanilla_gpt_megatron_lm_config 1 "${correlation[@]}" "${no_dropout[@]}"
   [ -f "$here/peer.py" ] && python3 "$here/peer.py" --model 1b --seq 8192 --mbs 1 --accum 8 --iters 10 2>&1 | tail -n 1
 }
 
 train8b() {
-  bench 8b llama3_8b_pretrain_config 1 "${long[@]}" train.global_batch_size=16 train.train_iters=6 model.context_parallel_size=1 \
+  bench 8b llama3_8b_pretrain_config 1 "${long[@]}" train.global_batch_size=16 train.train_iters=6 scheduler.lr_decay_iters=6 model.context_parallel_size=1 \
     optimizer.use_precision_aware_optimizer=true optimizer.exp_avg_dtype=bf16 optimizer.exp_avg_sq_dtype=bf16
 }
 
 train2() {
-  bench 1b-dp2 llama32_1b_pretrain_config 2 "${long[@]}" train.global_batch_size=16
-  bench 1b-tp2 llama32_1b_pretrain_config 2 "${long[@]}" train.global_batch_size=8 model.tensor_model_parallel_size=2 \
-    model.sequence_parallel=true
+  bench 1b-dp2 llama32_1b_pretrain_config 2 "${long[@]}" "${ten[@]}" train.global_batch_size=16
+  bench 8b-tp2 llama3_8b_pretrain_config 2 "${long[@]}" train.global_batch_size=8 train.train_iters=6 \
+    scheduler.lr_decay_iters=6 model.context_parallel_size=1 model.tensor_model_parallel_size=2 model.sequence_parallel=true \
+    optimizer.use_precision_aware_optimizer=true optimizer.exp_avg_dtype=bf16 optimizer.exp_avg_sq_dtype=bf16
 }
 
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,power.draw --format=csv,noheader
