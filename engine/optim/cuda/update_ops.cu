@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kThreads)
     UpdateKernel(const Pointers at, const UpdatePiece* pieces, bool aligned, const Factors decay, const Factors no_decay) {
   constexpr int kUnroll = 2;
   const UpdatePiece piece = pieces[blockIdx.x];
-  const Factors& factors = piece.decays != 0 ? decay : no_decay;
+  const Factors factors = piece.decays != 0 ? decay : no_decay;
   const int whole = aligned && piece.begin % kN == 0 ? piece.count / kN * kN : 0;
   for (int base = threadIdx.x * kN; base < whole; base += kThreads * kN * kUnroll) {
     Elements<V, M, kMaster, kN> loaded[kUnroll];
