@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "absl/strings/cord.h"
 #include "google/protobuf/any.pb.h"
 #include "google/rpc/error_details.pb.h"
@@ -27,6 +29,35 @@ template <class Message> bool Extract(const absl::Status& status, Message* messa
   return payload.has_value() && message->ParseFromString(std::string(*payload));
 }
 
+// Length of the UTF-8 sequence at the front of `text`; 0 where there is none.
+size_t SequenceLength(std::string_view text) {
+  const auto byte = [text](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const size_t length = byte(0) < 0x80   ? 1
+                        : byte(0) < 0xc2 ? 0
+                        : byte(0) < 0xe0 ? 2
+                        : byte(0) < 0xf0 ? 3
+                        : byte(0) < 0xf5 ? 4
+                                         : 0;
+  if (length == 0 || length > text.size()) return 0;
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  }
+  const bool overlong = (byte(0) == 0xe0 && byte(1) < 0xa0) || (byte(0) == 0xf0 && byte(1) < 0x90);
+  const bool beyond = (byte(0) == 0xed && byte(1) > 0x9f) || (byte(0) == 0xf4 && byte(1) > 0x8f);
+  return length > 1 && (overlong || beyond) ? 0 : length;
+}
+
+// A protobuf string with other bytes is not parsed by the receiver, and all details would be lost.
+std::string ToUtf8(std::string_view text) {
+  std::string valid;
+  while (!text.empty()) {
+    const size_t length = SequenceLength(text);
+    valid += length == 0 ? std::string_view("?") : text.substr(0, length);
+    text.remove_prefix(std::max<size_t>(length, 1));
+  }
+  return valid;
+}
+
 }  // namespace
 
 absl::Status MakeStatus(absl::StatusCode code, v1::Reason reason, std::string_view message) {
@@ -43,10 +74,10 @@ absl::Status InvalidFields(v1::Reason reason, const std::vector<FieldViolation>&
   google::rpc::BadRequest bad_request;
   for (const FieldViolation& violation : violations) {
     if (!message.empty()) message += '\n';
-    message += fmt::format("{}: {}", violation.field, violation.description);
+    message += fmt::format("{}: {}", ToUtf8(violation.field), ToUtf8(violation.description));
     auto* entry = bad_request.add_field_violations();
-    entry->set_field(violation.field);
-    entry->set_description(violation.description);
+    entry->set_field(ToUtf8(violation.field));
+    entry->set_description(ToUtf8(violation.description));
   }
   absl::Status status = MakeStatus(absl::StatusCode::kInvalidArgument, reason, message);
   Attach(&status, bad_request);

@@ -15,6 +15,16 @@ TEST(StatusDetails, ReasonAndFieldsSurviveTheWire) {
   EXPECT_EQ(FieldViolationsOf(back)[0].field, "model.num_layer");
 }
 
+// A field that is no UTF-8 would cost the receiver every detail.
+TEST(StatusDetails, OtherBytesBecomeQuestionMarks) {
+  const absl::Status status =
+      InvalidFields(v1::REASON_UNKNOWN_KEY, {{"model.\xff\xc3\xbc", "\xe2\x82\xac \xed\xa0\x80 \xf0\x9f\x98\x80 \xe2\x82"}});
+  const auto fields = FieldViolationsOf(FromRpcStatus(ToRpcStatus(status)));
+  ASSERT_EQ(fields.size(), 1u);
+  EXPECT_EQ(fields[0].field, "model.?\xc3\xbc");
+  EXPECT_EQ(fields[0].description, "\xe2\x82\xac ??? \xf0\x9f\x98\x80 ??");
+}
+
 TEST(StatusDetails, ForeignStatusHasNoReason) {
   EXPECT_EQ(ReasonOf(absl::InternalError("x")), v1::REASON_UNSPECIFIED);
   EXPECT_EQ(ReasonOf(absl::OkStatus()), v1::REASON_UNSPECIFIED);
