@@ -1,0 +1,120 @@
+// Hugging Face to our checkpoint.
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "absl/strings/str_join.h"
+#include "engine/bridge/conversion.h"
+#include "engine/bridge/conversion_parts.h"
+#include "engine/bridge/source_record.h"
+#include "engine/checkpoint/streamed_checkpoint.h"
+#include "engine/core/file.h"
+
+namespace mbridge {
+namespace {
+
+struct PreparedImport {
+  ModelDirectory directory;
+  ImportedModel model;
+  std::vector<StreamedCheckpoint::Entry> entries;  // By mapping.
+  std::vector<SourceRecord::Entry> record;
+  ConversionPlan plan;
+};
+
+absl::StatusOr<PreparedImport> Prepare(const ImportOptions& options) {
+  if (options.vocab_multiple < 1) {
+    return InvalidFields(v1::REASON_INVALID_REQUEST,
+                         {{"vocab_multiple", fmt::format("is {}: at least 1", options.vocab_multiple)}});
+  }
+  MB_ASSIGN_OR_RETURN(const std::string path, FindModelDirectory(options.source));
+  MB_ASSIGN_OR_RETURN(ModelDirectory directory, ModelDirectory::Open(path, options.roots));
+  MB_ASSIGN_OR_RETURN(ImportedModel model, OpenModel(directory, options.vocab_multiple));
+  PreparedImport prepared{std::move(directory), std::move(model), {}, {}, {}};
+  ConversionPlan& plan = prepared.plan;
+  plan.model_type = prepared.model.architecture->model_type;
+  plan.model = prepared.model.config;
+  plan.vocab_size = prepared.model.vocab_size;
+  plan.notes = prepared.directory.notes();
+  plan.skipped = prepared.model.skipped;
+  std::map<std::string, std::string> used_by;
+  for (const TensorMapping& mapping : prepared.model.mappings) {
+    MB_ASSIGN_OR_RETURN(const DType dtype, TypeOf(prepared.directory, mapping, options.dtype));
+    prepared.entries.push_back({mapping.ours, dtype, mapping.shape});
+    plan.parameters += mapping.shape.NumElements();
+    std::vector<std::string> from;
+    for (const TheirTensor& tensor : mapping.theirs) {
+      from.push_back(tensor.name);
+      std::string& users = used_by[tensor.name];
+      users += (users.empty() ? "" : ", ") + mapping.ours;
+    }
+    std::vector<int64_t> shape;
+    for (int axis = 0; axis < mapping.shape.rank(); ++axis) shape.push_back(mapping.shape[axis]);
+    plan.result.push_back(
+        {mapping.ours, std::string(NameOf(dtype)), shape, prepared.entries.back().bytes(), absl::StrJoin(from, ", ")});
+    plan.result_bytes += prepared.entries.back().bytes();
+  }
+  std::set<std::string> recorded;
+  for (const SafetensorsFile& file : prepared.directory.files()) {
+    for (const SafetensorsEntry& entry : file.entries()) {
+      const auto alias = prepared.model.aliases.find(entry.name);
+      const bool repeats = alias != prepared.model.aliases.end();
+      const std::string owner = QuantisedOwner(entry.name);
+      // The tensor that a reader sees: of a quantised one what it stands for.
+      const std::string seen = !used_by.contains(entry.name) && used_by.contains(owner) ? owner : entry.name;
+      const std::string users = repeats ? "the same as " + alias->second : (used_by.contains(seen) ? used_by.at(seen) : "");
+      plan.source.push_back({entry.name, entry.dtype, entry.shape, entry.bytes, users});
+      plan.source_bytes += entry.bytes;
+      if (users.empty() || !recorded.insert(seen).second) continue;
+      if (repeats) {
+        prepared.record.push_back({entry.name, entry.dtype, alias->second});
+        continue;
+      }
+      MB_ASSIGN_OR_RETURN(const auto source, SourceTensor::Open(prepared.directory, seen));
+      prepared.record.push_back({seen, source->quantised() ? std::string(NameOf(source->type())) : source->stored_dtype()});
+    }
+  }
+  return prepared;
+}
+
+}  // namespace
+
+absl::StatusOr<ConversionPlan> PlanImport(const ImportOptions& options) {
+  MB_ASSIGN_OR_RETURN(PreparedImport prepared, Prepare(options));
+  return std::move(prepared.plan);
+}
+
+absl::StatusOr<SavedCheckpoint> RunImport(const ImportOptions& options, const ConversionObserver& observer) {
+  MB_ASSIGN_OR_RETURN(const PreparedImport prepared, Prepare(options));
+  CheckpointMeta meta = options.meta;
+  meta.step = 0;
+  meta.has_optimizer_state = false;
+  if (options.config_text != nullptr) meta.config_text = options.config_text(prepared.model.config);
+  MB_RETURN_IF_ERROR(MakeDirectories(ParentDirectory(options.path)));
+  const std::string fingerprint = fmt::format("{} {} {}", prepared.directory.Fingerprint(),
+                                              options.dtype ? NameOf(*options.dtype) : "source", options.vocab_multiple);
+  MB_ASSIGN_OR_RETURN(StreamedCheckpoint checkpoint,
+                      StreamedCheckpoint::Open({.path = options.path, .fingerprint = fingerprint}, meta, prepared.entries));
+  ConversionProgress progress{.tensors = checkpoint.tensors_taken_over(),
+                              .total_tensors = static_cast<int64_t>(prepared.entries.size()),
+                              .bytes = checkpoint.bytes_taken_over(),
+                              .total_bytes = prepared.plan.result_bytes};
+  if (observer.progress != nullptr) observer.progress(progress);
+  ByteBuffer ours;
+  while (checkpoint.next() >= 0) {
+    MB_RETURN_IF_ERROR(CheckStop(observer));
+    const StreamedCheckpoint::Entry& entry = checkpoint.entry(checkpoint.next());
+    const int64_t bytes = entry.bytes();
+    MB_RETURN_IF_ERROR(ours.Resize(bytes));
+    MB_RETURN_IF_ERROR(ReadMapped(prepared.directory, prepared.model.mappings[checkpoint.next()], entry.dtype, ours.data()));
+    MB_RETURN_IF_ERROR(checkpoint.Write(ours.data()));
+    ++progress.tensors;
+    progress.bytes += bytes;
+    if (observer.progress != nullptr) observer.progress(progress);
+  }
+  MB_RETURN_IF_ERROR(WriteSourceRecord(checkpoint.directory(), prepared.directory, prepared.record));
+  return checkpoint.Commit();
+}
+
+}  // namespace mbridge
