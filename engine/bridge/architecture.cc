@@ -62,6 +62,13 @@ absl::StatusOr<GptConfig> ReadModelConfig(const Architecture& architecture, cons
       reader.Fault(name, fmt::format("is not known for model_type {}: remove it if it changes nothing", architecture.model_type));
     }
   }
+  constexpr int64_t kMostLayers = 100'000;
+  if (model.num_layers > kMostLayers)
+    reader.Fault("num_hidden_layers", fmt::format("is {}: at most {}", model.num_layers, kMostLayers));
+  constexpr int64_t kMostExperts = 10'000;
+  if (model.num_moe_experts > kMostExperts) {
+    reader.Fault("experts", fmt::format("of a layer are {}: at most {}", model.num_moe_experts, kMostExperts));
+  }
   MB_RETURN_IF_ERROR(reader.status());
   model.seq_length = model.max_position_embeddings;
   return model;

@@ -94,7 +94,14 @@ void ConfigReader::Unsupported(const std::string& key, const std::string& suppor
 
 int64_t ConfigReader::Int(const std::string& key, const int64_t* absent) {
   const Json& value = Get(key);
-  if (value.is_number_integer()) return value.get<int64_t>();
+  constexpr int64_t kLargest = (int64_t{1} << 31) - 1;  // Products of two sizes stay below 2^63.
+  const bool fits = value.is_number_unsigned() ? value.get<uint64_t>() <= static_cast<uint64_t>(kLargest)
+                                               : value.is_number_integer() && value.get<int64_t>() >= -1;
+  if (fits) return value.get<int64_t>();
+  if (value.is_number_integer()) {
+    Fault(key, fmt::format("is {}: at most {}", Shown(value), kLargest));
+    return 0;
+  }
   if (value.is_null() && absent != nullptr) return *absent;
   Fault(key, value.is_null() ? "is missing" : fmt::format("is {}: a whole number is needed", Shown(value)));
   return 0;

@@ -215,4 +215,12 @@ absl::StatusOr<TrainingPlan> MakeTrainingPlan(const v1::ResolvedConfig& resolved
   return plan;
 }
 
+absl::StatusOr<GptConfig> ModelOf(const v1::ConfigContainer& config) {
+  TrainingPlan plan;
+  Problems problems;
+  ReadModel(config, &plan, &problems);
+  if (!problems.empty()) return InvalidFields(v1::REASON_UNSUPPORTED_MODEL, problems);
+  return plan.model;
+}
+
 }  // namespace mbridge

@@ -59,4 +59,7 @@ struct TrainingPlan {
 // Reads what resolving has validated; INVALID_ARGUMENT names a key that is missing or that this engine cannot do.
 absl::StatusOr<TrainingPlan> MakeTrainingPlan(const v1::ResolvedConfig& resolved);
 
+// The model alone.
+absl::StatusOr<GptConfig> ModelOf(const v1::ConfigContainer& config);
+
 }  // namespace mbridge

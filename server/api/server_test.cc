@@ -413,7 +413,8 @@ TEST_F(ServerTest, BadRequestsAreRefusedByName) {
   EXPECT_EQ(ReasonOf(refused([](auto& s) { s.set_run_name("../etc"); })), v1::REASON_INVALID_REQUEST);
   EXPECT_EQ(ReasonOf(refused([](auto& s) { s.set_priority(101); })), v1::REASON_INVALID_REQUEST);
   EXPECT_EQ(ReasonOf(refused([](auto& s) { s.add_overrides(std::string(1'000'000, 'k') + "=1"); })), v1::REASON_INVALID_REQUEST);
-  EXPECT_EQ(ReasonOf(refused([](auto& s) { s.set_kind(v1::JOB_KIND_CONVERT); })), v1::REASON_UNSUPPORTED_JOB_KIND);
+  EXPECT_EQ(ReasonOf(refused([](auto& s) { s.set_kind(v1::JOB_KIND_FINETUNE); })), v1::REASON_UNSUPPORTED_JOB_KIND);
+  EXPECT_EQ(ReasonOf(refused([](auto& s) { s.set_kind(v1::JOB_KIND_CONVERT); })), v1::REASON_INVALID_REQUEST) << "no action";
   EXPECT_EQ(ReasonOf(refused([](auto& s) { s.add_overrides("save=/etc"); })), v1::REASON_PATH_OUTSIDE_ROOTS);
   EXPECT_EQ(ReasonOf(refused([](auto& s) { s.add_overrides("cache=/etc/x"); })), v1::REASON_PATH_OUTSIDE_ROOTS);
   EXPECT_EQ(ReasonOf(refused([](auto& s) { s.mutable_start()->set_checkpoint_id("x@1"); })), v1::REASON_INVALID_REQUEST);

@@ -9,6 +9,7 @@
 #include <ctime>
 
 #include "proto/rpc/status_details.h"
+#include "server/api/convert.h"
 #include "server/nodes/names.h"
 #include "server/nodes/rank_specs.h"
 
@@ -76,7 +77,9 @@ absl::Status CheckFields(const v1::CreateJobRequest& request) {
   if (spec.start().weights_only() && spec.start().mode() != v1::START_MODE_FORK) {
     wrong.push_back({"spec.start.weights_only", "is for --start fork only"});
   }
-  if (spec.recipe().empty() && spec.config_yaml().empty()) {
+  if (spec.kind() == v1::JOB_KIND_CONVERT) {
+    for (FieldViolation& violation : CheckConvertFields(spec)) wrong.push_back(std::move(violation));
+  } else if (spec.recipe().empty() && spec.config_yaml().empty()) {
     wrong.push_back({"spec.recipe", "is empty; `mbctl recipe ls` lists the recipes"});
   }
   if (!spec.run_name().empty()) {
@@ -87,9 +90,9 @@ absl::Status CheckFields(const v1::CreateJobRequest& request) {
 }
 
 absl::Status CheckKind(v1::JobKind kind) {
-  if (kind == v1::JOB_KIND_PRETRAIN || kind == v1::JOB_KIND_UNSPECIFIED) return absl::OkStatus();
+  if (kind == v1::JOB_KIND_PRETRAIN || kind == v1::JOB_KIND_CONVERT || kind == v1::JOB_KIND_UNSPECIFIED) return absl::OkStatus();
   return MakeStatus(absl::StatusCode::kUnimplemented, v1::REASON_UNSUPPORTED_JOB_KIND,
-                    fmt::format("this version runs pretrain jobs only, not {}", v1::JobKind_Name(kind)));
+                    fmt::format("this version runs pretrain and convert jobs, not {}", v1::JobKind_Name(kind)));
 }
 
 std::string Join(const std::vector<std::string>& roots) { return fmt::format("{}", fmt::join(roots, ", ")); }
@@ -211,7 +214,8 @@ absl::StatusOr<Submitter::Draft> Submitter::Check(const v1::CreateJobRequest& re
   draft.validate_only = request.validate_only();
   v1::Job& job = draft.job;
   *job.mutable_spec() = request.spec();
-  job.mutable_spec()->set_kind(v1::JOB_KIND_PRETRAIN);
+  const bool convert = job.spec().kind() == v1::JOB_KIND_CONVERT;
+  if (!convert) job.mutable_spec()->set_kind(v1::JOB_KIND_PRETRAIN);
   job.mutable_spec()->clear_owner();  // Nobody is authenticated yet, so nobody's word is taken for it.
   if (job.spec().priority() == 0) job.mutable_spec()->set_priority(kDefaultPriority);
   const v1::JobSpec& spec = job.spec();
@@ -230,6 +234,13 @@ absl::StatusOr<Submitter::Draft> Submitter::Check(const v1::CreateJobRequest& re
   MB_ASSIGN_OR_RETURN(const Controller::StartPoint source, controller_->CheckStart(spec.start(), job.run_name()));
   job.mutable_spec()->mutable_start()->set_checkpoint_id(source.checkpoint_id);
 
+  if (convert) {
+    if (job.spec().convert().action() == v1::CONVERT_ACTION_EXPORT) FindImportedAncestor(&job);
+    MB_RETURN_IF_ERROR(PrepareConvert({options_.checkpoint_roots, options_.data_roots}, &job));
+    MB_RETURN_IF_ERROR(CheckSize(draft));
+    job.set_job_id(NewJobId(std::chrono::system_clock::now()));
+    return draft;
+  }
   recipes::ResolveRequest resolve;
   resolve.recipe = spec.recipe();
   resolve.config_yaml = spec.config_yaml();
@@ -256,6 +267,23 @@ absl::StatusOr<Submitter::Draft> Submitter::Check(const v1::CreateJobRequest& re
   if (draft.untrainable.empty()) MB_RETURN_IF_ERROR(CheckSize(draft));
   job.set_job_id(NewJobId(std::chrono::system_clock::now()));
   return draft;
+}
+
+// An export takes config.json and tokenizer from the import that the run began with, unless the request says otherwise.
+void Submitter::FindImportedAncestor(v1::Job* job) const {
+  v1::ConvertSpec* convert = job->mutable_spec()->mutable_convert();
+  if (!convert->like().empty() || !convert->model_type().empty()) return;
+  constexpr int kMostForks = 1000;
+  std::string id = job->spec().start().checkpoint_id();
+  for (int i = 0; i < kMostForks && !id.empty(); ++i) {
+    const auto checkpoint = store_->GetCheckpoint(id);
+    if (!checkpoint.ok()) return;
+    if (checkpoint->step() == 0 && !checkpoint->has_optimizer_state()) {
+      if (i > 0) convert->set_like(checkpoint->path());
+      return;
+    }
+    id = checkpoint->parent_checkpoint_id();
+  }
 }
 
 absl::Status Submitter::CheckPaths(Draft* draft) const {

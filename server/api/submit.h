@@ -55,6 +55,7 @@ class Submitter {
   absl::StatusOr<Twin> FindTwin(const v1::CreateJobRequest& request, const std::string& body_hash, const Answer& answer,
                                 v1::CreateJobResponse* response);
   absl::StatusOr<Draft> Check(const v1::CreateJobRequest& request) const;
+  void FindImportedAncestor(v1::Job* job) const;
   absl::Status CheckPaths(Draft* draft) const;
   absl::Status CheckSize(const Draft& draft) const;
   void Preflight(Draft draft, Answer answer);

@@ -48,6 +48,7 @@ v1::RankSpec MakeRankSpec(const v1::Job& job, const v1::Attempt& attempt, const 
     spec.set_load_weights_only(job.spec().start().weights_only() && source->job_id() != job.job_id());
   }
   spec.set_build_id(build_id);
+  if (job.spec().has_convert()) *spec.mutable_convert() = job.spec().convert();
   return spec;
 }
 

@@ -145,10 +145,11 @@ void Controller::State::ApplyRecords(Change* change, const std::string& node_id,
     v1::Attempt* attempt = CurrentAttempt(job);
     if (job.state() == v1::JOB_STATE_STARTING) {
       attempt->set_first_step(record.started().first_step());
+      const char* doing = job.spec().kind() == v1::JOB_KIND_CONVERT ? "converting" : "training";
       SetState(change, v1::JOB_STATE_RUNNING, v1::REASON_UNSPECIFIED,
                record.has_started() && record.started().first_step() > 0
                    ? fmt::format("training after step {}", record.started().first_step())
-                   : "training");
+                   : doing);
     }
     switch (record.what_case()) {
       case v1::RankRecord::kMetric: {

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "proto/rpc/version.h"
+#include "worker/rank/convert_command.h"
 #include "worker/rank/data_command.h"
 #include "worker/rank/preflight.h"
 #include "worker/rank/rank_run.h"
@@ -56,6 +57,7 @@ int main(int argc, char** argv) {
   mbridge::StandaloneOptions standalone;
   AddTrain(&app, &standalone);
   mbridge::DataCommand data(&app);
+  mbridge::ConvertCommand convert(&app);
   app.require_subcommand(0, 1);
   try {
     app.parse(argc, argv);
@@ -71,6 +73,7 @@ int main(int argc, char** argv) {
     return mbridge::RunStandalone(standalone);
   }
   if (app.got_subcommand("data")) return data.Run();
+  if (app.got_subcommand("convert")) return convert.Run();
   if (!verify_path.empty()) return mbridge::RunVerify(verify_path, manifest_hash);
   if (!spec_path.empty()) return preflight ? mbridge::RunPreflight(spec_path) : mbridge::RunRank(spec_path);
   std::fprintf(stderr, "%s", app.help().c_str());

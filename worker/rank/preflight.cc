@@ -14,6 +14,7 @@
 #include "engine/data/gpt_data.h"
 #include "engine/train/training_plan.h"
 #include "proto/rpc/status_details.h"
+#include "worker/rank/convert_command.h"
 #include "worker/rank/rank_run.h"
 #include "worker/spool/file.h"
 
@@ -131,6 +132,10 @@ void CheckResources(const v1::RankSpec& spec, v1::PreflightResult* result) {
 
 v1::PreflightResult CheckNode(const v1::RankSpec& spec) {
   v1::PreflightResult result;
+  if (spec.has_convert()) {
+    CheckConversion(spec, &result);
+    return result;
+  }
   const auto plan = MakeTrainingPlan(spec.resolved());
   if (!plan.ok()) {
     AddStatus(&result, plan.status(), "config", v1::REASON_INVALID_CONFIG);
@@ -157,7 +162,7 @@ int RunPreflight(const std::string& spec_path) {
   });
   if (outcome.reason() != v1::REASON_COMPLETED) {
     v1::PreflightResult failed;
-    AddProblem(&failed, outcome.reason(), "config", outcome.detail());
+    AddProblem(&failed, outcome.reason(), spec.has_convert() ? "convert" : "config", outcome.detail());
     bytes = failed.SerializeAsString();
   }
   return std::fwrite(bytes.data(), 1, bytes.size(), stdout) == bytes.size() && std::fflush(stdout) == 0 ? 0 : 1;

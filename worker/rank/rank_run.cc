@@ -13,6 +13,7 @@
 #include "engine/train/trainer.h"
 #include "mbridge/v1/config.pb.h"
 #include "proto/rpc/version.h"
+#include "worker/rank/convert_command.h"
 #include "worker/rank/spool_sink.h"
 #include "worker/spool/attempt_directory.h"
 #include "worker/spool/file.h"
@@ -124,7 +125,7 @@ int RunRank(const std::string& spec_path) {
   std::unique_ptr<SpoolSink> sink;
   v1::RankResult result = ResultOf([&] {
     if (spec.rank() == 0) sink = MakeSpoolSink(spec, directory.SpoolPath());
-    return Train(spec, sink.get());
+    return spec.has_convert() ? RunConversion(spec, sink.get(), &g_stop) : Train(spec, sink.get());
   });
   if (result.reason() != v1::REASON_COMPLETED) {
     std::fprintf(stderr, "rank %d ends: %s: %s\n", spec.rank(), ReasonName(result.reason()).c_str(), result.detail().c_str());
