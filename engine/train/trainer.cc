@@ -98,6 +98,7 @@ IterationResult Trainer::TrainIteration() {
   result.lm_loss = totals[0] / totals[1];
   result.stop_requested = totals[2] > 0;
   state_.optimizer().ReduceGradients();
+  state_.model().UpdateExpertBiases(groups_.data());
   const int64_t samples = state_.scheduled_samples;
   if (std::isfinite(result.lm_loss) || !plan_.check_nan_in_loss) {
     result.step = state_.optimizer().Step(LearningRate(plan_.schedule, samples), WeightDecay(plan_.schedule, samples));

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/train/expert_parts.h"
 #include "mbridge/v1/config.pb.h"
 #include "proto/rpc/status_details.h"
 
@@ -76,6 +77,7 @@ void ReadModel(const v1::ConfigContainer& config, TrainingPlan* plan, Problems* 
   gpt.cross_entropy_loss_fusion = model.cross_entropy_loss_fusion();
   gpt.sequence_parallel = model.sequence_parallel();
   gpt.dtype = ModelDType(config);
+  ReadExpertParts(model, &gpt, problems);
 }
 
 void ReadBatches(const v1::ConfigContainer& config, int data_parallel_size, TrainingPlan* plan, Problems* problems) {

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include "engine/core/parameter.h"
+#include "engine/model/gpt_model.h"
+#include "engine/train/expert_parts.h"
 #include "recipes/config/resolve.h"
 
 namespace mbridge {
@@ -73,6 +76,93 @@ TEST(TrainingPlanTest, ModelOfTheLlamaRecipes) {
   const GptConfig large = ModelOf("llama3_8b", {"model.context_parallel_size=1"});
   EXPECT_EQ(large.num_layers, 32);
   EXPECT_FALSE(large.rope_scaling || large.tied_embeddings);
+}
+
+TEST(TrainingPlanTest, ModelOfTheDeepSeekRecipe) {
+  const std::vector<std::string> one_rank = {"model.expert_model_parallel_size=1",
+                                             "model.recompute_granularity=null",
+                                             "model.recompute_method=null",
+                                             "model.recompute_num_layers=null",
+                                             "model.num_layers=3",
+                                             "model.moe_layer_freq=[0,1,1]"};
+  const GptConfig model = ModelOf("deepseek_v2_lite", one_rank);
+  EXPECT_TRUE(model.multi_latent_attention && model.rotary_interleaved && model.moe_router_fp32);
+  EXPECT_EQ(model.q_lora_rank, 0);
+  EXPECT_EQ(model.kv_lora_rank, 512);
+  EXPECT_EQ(model.kv_channels, 192);
+  EXPECT_EQ(model.v_head_dim, 128);
+  EXPECT_EQ(model.yarn_rotary_scaling_factor, 40);
+  EXPECT_EQ(model.mscale_all_dim, 0.707);
+  EXPECT_EQ(model.rope_attention_factor, 1);  // mscale and mscale_all_dim are equal.
+  EXPECT_EQ(model.num_moe_experts, 64);
+  EXPECT_EQ(model.moe_layer_freq, (std::vector<int64_t>{0, 1, 1}));
+  EXPECT_EQ(model.moe_ffn_hidden_size, 1408);
+  EXPECT_EQ(model.moe_shared_expert_intermediate_size, 2816);
+  EXPECT_EQ(model.moe_router_topk, 6);
+  EXPECT_EQ(model.moe_router_score, RouterScore::kSoftmax);
+  EXPECT_EQ(model.moe_load_balancing, LoadBalancing::kSequence);
+  EXPECT_EQ(model.moe_aux_loss_coeff, 0.001);
+
+  // The estimates of the recipe are the engine's numbers.
+  recipes::ResolveRequest request;
+  request.recipe = "deepseek_v2_lite";
+  request.overrides = one_rank;
+  const auto resolved = recipes::Resolve(request);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  GptModel built(model, nullptr);
+  ParameterStore store(model.dtype, DeviceType::kCpu);
+  built.DeclareParameters(&store);
+  EXPECT_EQ(resolved->per_rank().parameters(), store.NumElements());
+  EXPECT_NEAR(static_cast<double>(resolved->flops_per_token()), built.FlopsPerToken(), 1e-6 * built.FlopsPerToken());
+}
+
+// What a family of Hugging Face can have survives as keys of a recipe.
+TEST(TrainingPlanTest, ExpertPartsThereAndBack) {
+  GptConfig experts;
+  experts.num_layers = 2;
+  experts.ffn_hidden_size = 128;
+  experts.num_moe_experts = 8;
+  experts.moe_layer_freq = {0, 1};
+  experts.moe_ffn_hidden_size = 32;
+  experts.moe_shared_expert_intermediate_size = 64;
+  experts.moe_shared_expert_gate = experts.moe_router_fp32 = experts.moe_router_enable_expert_bias = true;
+  experts.moe_router_topk = 3;
+  experts.moe_router_score = RouterScore::kSigmoid;
+  experts.moe_router_num_groups = 4;
+  experts.moe_router_group_topk = 2;
+  experts.moe_router_group_experts = 2;
+  experts.moe_router_topk_scaling_factor = 2.5;
+  experts.moe_load_balancing = LoadBalancing::kSequence;
+  experts.moe_aux_loss_coeff = 0.01;
+  experts.moe_z_loss_coeff = 0.001;
+  GptConfig latent;
+  latent.num_layers = 2;
+  latent.num_attention_heads = latent.num_query_groups = 4;
+  latent.multi_latent_attention = latent.rotary_interleaved = true;
+  latent.q_lora_rank = 48;
+  latent.kv_lora_rank = 32;
+  latent.qk_head_dim = 16;
+  latent.qk_pos_emb_head_dim = 8;
+  latent.kv_channels = 24;
+  latent.v_head_dim = 12;
+  latent.yarn_rotary_scaling_factor = 40;
+  latent.rope_original_length = 4096;
+  latent.mscale_all_dim = 0.5;
+  for (const GptConfig& config : {experts, latent}) {
+    v1::ModelConfig keys;
+    keys.set_num_layers(2);
+    WriteExpertParts(config, &keys);
+    GptConfig read;
+    read.num_layers = 2;
+    read.ffn_hidden_size = config.ffn_hidden_size;
+    read.num_attention_heads = config.num_attention_heads;
+    std::vector<FieldViolation> problems;
+    ReadExpertParts(keys, &read, &problems);
+    EXPECT_TRUE(problems.empty()) << problems.front().field;
+    EXPECT_NEAR(read.rope_attention_factor, config.rope_attention_factor, 1e-12);
+    read.rope_attention_factor = config.rope_attention_factor;
+    EXPECT_TRUE(read == config) << keys.DebugString();
+  }
 }
 
 TEST(TrainingPlanTest, PartsOfOtherFamilies) {

@@ -86,21 +86,31 @@ int64_t ParametersOfRank(const v1::ModelConfig& m) {
 
 int64_t BytesOfType(const v1::ModelConfig& m) { return m.bf16() || m.fp16() ? 2 : 4; }
 
+// Elements of queries, keys, values, context, and latent vectors that a layer keeps for each token.
+int64_t HeadWidths(const v1::ModelConfig& m) {
+  const int64_t heads = m.num_attention_heads();
+  if (m.multi_latent_attention()) {
+    return heads * (2 * (m.qk_head_dim() + m.qk_pos_emb_head_dim()) + 2 * m.v_head_dim()) +
+           2 * (m.kv_lora_rank() + m.q_lora_rank());
+  }
+  return 2 * m.kv_channels() * (heads + m.num_query_groups());
+}
+
 int64_t ActivationBytes(const v1::ConfigContainer& config) {
   const v1::ModelConfig& m = config.model();
   const auto ways = [](int64_t n) { return std::max<int64_t>(1, n); };
   const int64_t tokens = m.seq_length() * config.train().micro_batch_size() / ways(m.context_parallel_size());
-  const int64_t h = m.hidden_size(), e = BytesOfType(m), q = m.kv_channels() * m.num_attention_heads(),
-                kv = m.kv_channels() * m.num_query_groups();
-  const int64_t width = m.num_moe_experts() > 0 ? MoeWidth(m) * TopK(m) : m.ffn_hidden_size();
+  const int64_t h = m.hidden_size(), e = BytesOfType(m), layers = m.num_layers();
   // Of a layer and token: what all tensor-parallel ranks hold unless the sequence is split too, and what is split over them.
   const int64_t stream = e * 4 * h + (m.hidden_dropout() > 0 ? 2 * h : 0);
   const int64_t attention =
-      e * (2 * q + 2 * kv) + m.num_attention_heads() * m.seq_length() * (e + (m.attention_dropout() > 0 ? 1 : 0));
-  const int64_t mlp = e * width * GateFactor(m);
-  const int64_t layers = m.num_layers() / ways(m.pipeline_model_parallel_size());
-  const int64_t tp = ways(m.tensor_model_parallel_size());
-  return tokens * (layers * (attention + mlp) / tp + (layers * stream + 2 * e * h) / (m.sequence_parallel() ? tp : 1));
+      e * HeadWidths(m) + m.num_attention_heads() * m.seq_length() * (e + (m.attention_dropout() > 0 ? 1 : 0));
+  const LayerKinds kinds = CountLayers(m);
+  const int64_t routed = MoeWidth(m) * TopK(m) + m.moe_shared_expert_intermediate_size();
+  const int64_t router = 8 * m.num_moe_experts() + 16 * TopK(m);  // Logits, scores and choice.
+  const int64_t mlps = kinds.dense * e * m.ffn_hidden_size() * GateFactor(m) + kinds.moe * (e * routed * GateFactor(m) + router);
+  const int64_t pp = ways(m.pipeline_model_parallel_size()), tp = ways(m.tensor_model_parallel_size());
+  return tokens * ((layers * attention + mlps) / pp / tp + (layers * stream / pp + 2 * e * h) / (m.sequence_parallel() ? tp : 1));
 }
 
 }  // namespace

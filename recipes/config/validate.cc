@@ -192,6 +192,7 @@ void ValidateModel(ConfigState* state) {
   if (config.dataset().mock() && tokens > 0 && tokens < 2)
     state->Fail("tokenizer.vocab_size", "is " + Number(tokens) + "; mock data need 2 or more");
   ValidateRotary(state);
+  ValidateExperts(state);
   ValidateSize(state);
 }
 
@@ -298,6 +299,8 @@ std::vector<FieldViolation> UnsupportedKeys(const ConfigState& state) {
   }
   const std::vector<FieldViolation> parts = UnsupportedModelParts(state.config.model());
   unsupported.insert(unsupported.end(), parts.begin(), parts.end());
+  const std::vector<FieldViolation> experts = UnsupportedExpertParts(state.config.model());
+  unsupported.insert(unsupported.end(), experts.begin(), experts.end());
   return unsupported;
 }
 

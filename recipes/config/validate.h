@@ -25,4 +25,9 @@ void ValidateSchedule(const CommandLine& command, ConfigState* state);
 // Keys whose value needs an engine part that this version doesn't have, as "key=value (accepted: ...)".
 std::vector<FieldViolation> UnsupportedKeys(const ConfigState& state);
 
+// Experts: sizes that don't fit together. Called by ValidateModel.
+void ValidateExperts(ConfigState* state);
+// Values of the keys of experts and multi-latent attention that the engine does not have. Part of UnsupportedKeys.
+std::vector<FieldViolation> UnsupportedExpertParts(const v1::ModelConfig& model);
+
 }  // namespace mbridge::recipes
