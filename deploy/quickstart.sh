@@ -18,7 +18,7 @@ if [ "${1:-}" != --no-packages ]; then
   install_packages "$MB_ROOT/deploy/packages.txt" "$MB_ROOT/deploy/packages-test.txt"
 fi
 drop_sudo "$MB_ROOT/deploy/quickstart.sh" --no-packages
-build mbcoordinator mbagent mbshim mbrank mbctl
+build programs
 export PATH="$MB_BUILD/bin:$PATH"
 
 if [ -z "${MB_STATE_DIR:-}" ]; then

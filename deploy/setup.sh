@@ -31,7 +31,7 @@ fi
 drop_sudo "$MB_ROOT/deploy/setup.sh" --no-packages "${arguments[@]+"${arguments[@]}"}"
 
 if [ "$tests" = no ] && [ ${#targets[@]} -eq 0 ]; then
-  targets=(mbcoordinator mbagent mbshim mbrank mbctl)
+  targets=(programs)
 fi
 build "${targets[@]+"${targets[@]}"}"
 say "programs: $MB_BUILD/bin"

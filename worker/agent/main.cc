@@ -68,6 +68,11 @@ int main(int argc, char** argv) {
 
   options.state_directory = (std::filesystem::absolute(options.state_directory) / ".").lexically_normal().parent_path();
   options.inventory = ReadInventory(cpu_slots);
+  if (options.inventory.gpus_size() > 0 && !std::filesystem::exists(options.programs.cuda_rank)) {
+    spdlog::warn("{} GPUs are not offered: {} does not exist. Build it with the CUDA toolkit, or give --cuda-rank-program",
+                 options.inventory.gpus_size(), options.programs.cuda_rank);
+    options.inventory.clear_gpus();
+  }
   options.inventory.set_agent_version(mbridge::VersionString());
   options.inventory.set_build_id(mbridge::BuildId());
   auto agent = Agent::Open(options);
