@@ -34,7 +34,7 @@ class RopeReader {
       to_->rope_original_length = OriginalLength();
     } else if (type == "yarn") {
       ReadYarn();
-    } else if (type == "longrope") {
+    } else if (type == "longrope" || type == "su") {  // "su": its name in the first Phi-3 files.
       ReadLongRope();
     } else if (type != "default") {
       from_->Unsupported(Key("rope_type"), "default, linear, dynamic, llama3, yarn or longrope");

@@ -373,6 +373,11 @@ GptModel::GptModel(const GptConfig& config, Communicator* tensor_parallel, const
   impl_->tensor_parallel.group = tensor_parallel;
   const int ranks = impl_->tensor_parallel.size();
   impl_->tensor_parallel.sequence_parallel = config.sequence_parallel && ranks > 1;
+  if (config.qk_norm_over_projection && ranks > 1) {
+    throw EngineError(
+        v1::REASON_UNSUPPORTED_MODEL,
+        fmt::format("model.tensor_model_parallel_size is {}: query-key norms over a whole projection need 1", ranks));
+  }
   impl_->share = ShareOf(config, ranks);
   const bool narrow = context.device != DeviceType::kCpu || (config.dtype == DType::kBF16 && NativeBF16Products());
   impl_->storage = narrow ? config.dtype : DType::kF32;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/train/expert_parts.h"
+#include "engine/train/model_parts.h"
 #include "mbridge/v1/config.pb.h"
 #include "proto/rpc/status_details.h"
 
@@ -30,7 +31,7 @@ DType ModelDType(const v1::ConfigContainer& config) {
 
 std::optional<PositionKind> ParsePositionKind(std::string_view word) {
   if (word == "learned_absolute") return PositionKind::kLearnedAbsolute;
-  if (word == "rope") return PositionKind::kRope;
+  if (word == "rope" || word == "yarn") return PositionKind::kRope;
   if (word == "none") return PositionKind::kNone;
   return std::nullopt;
 }
@@ -48,24 +49,16 @@ void ReadModel(const v1::ConfigContainer& config, TrainingPlan* plan, Problems* 
   gpt.max_position_embeddings = model.seq_length();
   gpt.padded_vocab_size = model.vocab_size();
   gpt.normalization = model.normalization() == "RMSNorm" ? NormKind::kRmsNorm : NormKind::kLayerNorm;
-  gpt.activation = model.gated_linear_unit() ? ActivationKind::kSwiGlu : ActivationKind::kGelu;
+  ReadActivation(model, &gpt, problems);
   if (auto kind = ParseWord("model.position_embedding_type", model.position_embedding_type(), ParsePositionKind, problems)) {
     gpt.position_embedding = *kind;
-  }
-  if (model.activation_func() != (model.gated_linear_unit() ? "silu" : "gelu")) {
-    problems->push_back({"model.activation_func", fmt::format("\"{}\" with model.gated_linear_unit={} is not built",
-                                                              model.activation_func(), model.gated_linear_unit())});
   }
   gpt.add_bias_linear = model.add_bias_linear();
   gpt.add_qkv_bias = model.add_qkv_bias();
   gpt.qk_layernorm = model.qk_layernorm();
   if (model.window_size_size() > 0) gpt.attention_window = model.window_size(0) + 1;
   gpt.tied_embeddings = model.share_embeddings_and_output_weights();
-  gpt.rotary_base = model.rotary_base();
-  gpt.rotary_percent = model.rotary_percent();
-  if (model.has_seq_len_interpolation_factor()) gpt.seq_len_interpolation_factor = model.seq_len_interpolation_factor();
-  gpt.rope_scaling = model.rope_scaling();
-  gpt.rope_scaling_factor = model.rope_scaling_factor();
+  ReadModelParts(model, &gpt, problems);
   gpt.hidden_dropout = model.hidden_dropout();
   gpt.attention_dropout = model.attention_dropout();
   gpt.layernorm_epsilon = model.layernorm_epsilon();

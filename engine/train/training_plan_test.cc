@@ -5,6 +5,7 @@
 #include "engine/core/parameter.h"
 #include "engine/model/gpt_model.h"
 #include "engine/train/expert_parts.h"
+#include "engine/train/model_parts.h"
 #include "recipes/config/resolve.h"
 
 namespace mbridge {
@@ -174,6 +175,76 @@ TEST(TrainingPlanTest, PartsOfOtherFamilies) {
   EXPECT_EQ(model.attention_window, 128);
   EXPECT_EQ(model.rotary_percent, 0.5);
   EXPECT_EQ(model.seq_len_interpolation_factor, 4);
+}
+
+TEST(TrainingPlanTest, PartsOfTheDenseFamilies) {
+  const GptConfig model = ModelOf(
+      "llama32_1b", {"model.num_layers=4", "model.activation_func=gelu_pytorch_tanh", "model.post_layernorm=true",
+                     "model.layernorm_zero_centered_gamma=true", "model.window_size=[7,0]", "model.window_attn_skip_freq=[4]",
+                     "model.no_rope_freq=[0,0,1,0]", "model.softmax_scale=0.25", "model.final_logit_softcapping=30",
+                     "model.rotary_base_local=10000", "model.rotary_interleaved=true"});
+  EXPECT_EQ(model.activation, ActivationKind::kGegluTanh);
+  EXPECT_TRUE(model.pre_layernorm && model.post_layernorm && model.layernorm_zero_centered_gamma && model.rotary_interleaved);
+  EXPECT_EQ(model.window_attn_skip_freq, (std::vector<int64_t>{1, 1, 1, 0}));
+  EXPECT_EQ(model.no_rope_freq, (std::vector<int64_t>{0, 0, 1, 0}));
+  EXPECT_EQ(model.softmax_scale, 0.25);
+  EXPECT_EQ(model.attn_logit_softcapping, 0);
+  EXPECT_EQ(model.final_logit_softcapping, 30);
+  EXPECT_EQ(model.rotary_base_local, 10000);
+  const GptConfig yarn = ModelOf("llama32_1b", {"model.num_layers=2", "model.rope_scaling=false",
+                                                "model.position_embedding_type=yarn", "model.yarn_rotary_scaling_factor=4"});
+  EXPECT_EQ(yarn.position_embedding, PositionKind::kRope);
+  EXPECT_EQ(yarn.yarn_rotary_scaling_factor, 4);
+  EXPECT_EQ(yarn.rope_original_length, 4096);
+  EXPECT_NEAR(yarn.rope_attention_factor, 1.13862943611, 1e-10);
+}
+
+// Every part that a family of Hugging Face can have survives as keys of a recipe.
+TEST(TrainingPlanTest, ModelPartsThereAndBack) {
+  GptConfig model;
+  model.num_layers = 2;
+  model.position_embedding = PositionKind::kRope;
+  model.activation = ActivationKind::kSquaredRelu;
+  model.qk_norm_over_projection = model.post_layernorm = model.layernorm_zero_centered_gamma = model.rotary_interleaved = true;
+  model.pre_layernorm = false;
+  model.window_attn_skip_freq = {1, 0};
+  model.no_rope_freq = {0, 1};
+  model.softmax_scale = 0.1;
+  model.attn_logit_softcapping = 50;
+  model.final_logit_softcapping = 30;
+  model.embedding_multiplier = 12;
+  model.residual_multiplier = 0.22;
+  model.logits_scaling = 8;
+  model.rotary_base = 5e5;
+  model.rotary_base_local = 1e4;
+  model.rotary_percent = 0.5;
+  GptConfig long_rope = model, yarn = model, llama3 = model, dynamic = model;
+  long_rope.long_rope_short_factors = {1, 2};
+  long_rope.long_rope_long_factors = {3, 4};
+  long_rope.rope_attention_factor = 1.25;
+  yarn.yarn_rotary_scaling_factor = 4;
+  yarn.rope_original_length = 4096;
+  yarn.yarn_beta_fast = 16;
+  yarn.yarn_correction_range_round_to_int = false;
+  yarn.rope_attention_factor = 1.5;
+  llama3.rope_scaling = true;
+  llama3.rope_low_freq_factor = 2;
+  llama3.rope_original_length = 1024;
+  dynamic.rope_dynamic_factor = 2;
+  for (const GptConfig& config : {model, long_rope, yarn, llama3, dynamic}) {
+    v1::ModelConfig keys;
+    WriteActivation(config, &keys);
+    WriteModelParts(config, &keys);
+    GptConfig read;
+    read.num_layers = 2;
+    read.position_embedding = PositionKind::kRope;
+    std::vector<FieldViolation> problems;
+    ReadActivation(keys, &read, &problems);
+    ReadModelParts(keys, &read, &problems);
+    EXPECT_TRUE(problems.empty());
+    if (!config.rope_scaling) read.rope_scaling_factor = config.rope_scaling_factor;
+    EXPECT_TRUE(read == config) << keys.DebugString();
+  }
 }
 
 }  // namespace

@@ -55,10 +55,10 @@ int64_t NormWeights(const v1::ModelConfig& m) { return m.hidden_size() * (m.norm
 
 int64_t AttentionExtras(const v1::ModelConfig& m) {
   const int64_t q = m.kv_channels() * m.num_attention_heads(), kv = m.kv_channels() * m.num_query_groups();
-  int64_t extras = 2 * NormWeights(m);
+  int64_t extras = ((m.has_pre_layernorm() && !m.pre_layernorm() ? 0 : 2) + (m.post_layernorm() ? 2 : 0)) * NormWeights(m);
   if (m.add_bias_linear() || m.add_qkv_bias()) extras += q + 2 * kv;
   if (m.add_bias_linear()) extras += m.hidden_size();
-  if (m.qk_layernorm() && !m.multi_latent_attention()) extras += 2 * m.kv_channels();
+  if (m.qk_layernorm() && !m.multi_latent_attention()) extras += m.qk_norm_over_projection() ? q + kv : 2 * m.kv_channels();
   return extras;
 }
 

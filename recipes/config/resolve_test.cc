@@ -441,10 +441,14 @@ TEST(TensorParallel, SizesThatDoNotDivideAreRefusedByName) {
 }
 
 TEST(ModelParts, OfTheLlamaFamilyCanBeTrained) {
-  for (const char* line : {"model.normalization=RMSNorm", "model.position_embedding_type=rope",
-                           "model.position_embedding_type=none", "model.num_query_groups=2", "model.add_bias_linear=false",
-                           "model.add_qkv_bias=true", "model.share_embeddings_and_output_weights=false",
-                           "model.window_size=[127,0]", "ddp.overlap_grad_reduce=true", "ddp.average_in_collective=true"}) {
+  for (const char* line :
+       {"model.normalization=RMSNorm", "model.position_embedding_type=rope", "model.position_embedding_type=none",
+        "model.num_query_groups=2", "model.add_bias_linear=false", "model.add_qkv_bias=true",
+        "model.share_embeddings_and_output_weights=false", "model.window_size=[127,0]", "model.rotary_interleaved=true",
+        "model.layernorm_zero_centered_gamma=true", "model.activation_func=gelu_pytorch_tanh",
+        "model.activation_func=squared_relu", "model.gated_linear_unit=true", "model.post_layernorm=true",
+        "model.softmax_scale=0.1", "model.window_attn_skip_freq=[0,1]", "model.no_rope_freq=[2]", "ddp.overlap_grad_reduce=true",
+        "ddp.average_in_collective=true"}) {
     auto resolved = Submit(With(CorrelationRun(), {line}));
     EXPECT_TRUE(resolved.ok()) << resolved.status();
   }
@@ -456,12 +460,13 @@ TEST(ModelParts, OfTheLlamaFamilyCanBeTrained) {
 
 TEST(ModelParts, OthersAreRefusedByName) {
   for (const auto& [line, accepted] : std::vector<std::pair<std::string, std::string>>{
-           {"model.position_embedding_type=yarn", "learned_absolute, rope, none"},
-           {"model.activation_func=silu", "gelu, or silu with model.gated_linear_unit=true"},
-           {"model.gated_linear_unit=true", "gelu, or silu with model.gated_linear_unit=true"},
+           {"model.position_embedding_type=mrope", "learned_absolute, rope, yarn, none"},
+           {"model.position_embedding_type=yarn", "a factor above 0"},
+           {"model.activation_func=silu", "gelu, gelu_pytorch_tanh, squared_relu, or with model.gated_linear_unit=true silu"},
+           {"model.window_attn_skip_freq=[1,0,1]", "one number from 1 on, or a 0 or 1 for each of the 2 layers"},
            {"model.qk_layernorm=true", "model.normalization=RMSNorm"},
            {"model.window_size=[127,1]", "[left, 0]"},
-           {"model.rotary_interleaved=true", "false"}}) {
+           {"model.qk_l2_norm=true", "false"}}) {
     auto resolved = Submit(With(CorrelationRun(), {line}));
     EXPECT_EQ(ReasonOf(resolved.status()), v1::REASON_UNSUPPORTED_MODEL) << line << ": " << resolved.status();
     EXPECT_THAT(std::string(resolved.status().message()), HasSubstr("accepted: " + accepted)) << line;

@@ -49,14 +49,28 @@ std::vector<FieldViolation> UnsupportedModelParts(const v1::ModelConfig& model) 
   constexpr const char* kMissing = ", which needs an engine part that this version does not have; accepted: ";
   std::vector<FieldViolation> parts;
   const std::string& position = model.position_embedding_type();
-  if (position != "learned_absolute" && position != "rope" && position != "none")
-    parts.push_back({"model.position_embedding_type", "is " + position + kMissing + "learned_absolute, rope, none"});
+  if (position == "mrope")
+    parts.push_back({"model.position_embedding_type", "is " + position + kMissing + "learned_absolute, rope, yarn, none"});
+  if (position == "yarn" && !model.has_yarn_rotary_scaling_factor())
+    parts.push_back({"model.yarn_rotary_scaling_factor",
+                     std::string("is missing with model.position_embedding_type=yarn; accepted: a factor above 0")});
   const std::string& activation = model.activation_func();
-  if (activation != (model.gated_linear_unit() ? "silu" : "gelu")) {
-    parts.push_back({"model.activation_func", "is " + activation + (model.gated_linear_unit() ? " with" : " without") +
-                                                  " model.gated_linear_unit" + kMissing + "gelu, or silu with " +
-                                                  "model.gated_linear_unit=true"});
+  const bool gated = model.gated_linear_unit(), tanh_or_erf = activation == "gelu" || activation == "gelu_pytorch_tanh";
+  if (!tanh_or_erf && activation != (gated ? "silu" : "squared_relu")) {
+    parts.push_back({"model.activation_func", "is " + activation + (gated ? " with" : " without") + " model.gated_linear_unit" +
+                                                  kMissing + "gelu, gelu_pytorch_tanh, squared_relu, or with " +
+                                                  "model.gated_linear_unit=true silu, gelu, gelu_pytorch_tanh"});
   }
+  const auto pattern = [&](const char* key, const auto& list) {
+    const bool flags = std::all_of(list.begin(), list.end(), [](int64_t flag) { return flag == 0 || flag == 1; });
+    if (list.size() == 1 && list[0] >= 1) return;
+    if (list.empty() || (flags && list.size() == model.num_layers())) return;
+    parts.push_back({key, "has " + Number(list.size()) +
+                              " entries; accepted: one number from 1 on, or a 0 or 1 for each of the " +
+                              Number(model.num_layers()) + " layers"});
+  };
+  pattern("model.window_attn_skip_freq", model.window_attn_skip_freq());
+  pattern("model.no_rope_freq", model.no_rope_freq());
   if (model.qk_layernorm() && model.normalization() != "RMSNorm")
     parts.push_back({"model.qk_layernorm",
                      "is true with model.normalization " + model.normalization() + kMissing + "model.normalization=RMSNorm"});
@@ -74,7 +88,8 @@ std::vector<FieldViolation> UnsupportedModelParts(const v1::ModelConfig& model) 
 
 void ValidateRotary(ConfigState* state) {
   const v1::ModelConfig& model = state->config.model();
-  if (model.position_embedding_type() != "rope" || model.multi_latent_attention() || model.kv_channels() < 1) return;
+  const std::string& position = model.position_embedding_type();
+  if ((position != "rope" && position != "yarn") || model.multi_latent_attention() || model.kv_channels() < 1) return;
   const auto turned = static_cast<int64_t>(static_cast<double>(model.kv_channels()) * model.rotary_percent());
   if (turned >= 2 && turned % 2 == 0) return;
   state->Fail("model.rotary_percent", "is " + state->Text("model.rotary_percent") + " and turns " + Number(turned) +
