@@ -241,33 +241,33 @@ TEST_P(HuggingFaceFixtures, LogitsLossAndGradients) {
 
 // One line a fixture.
 INSTANTIATE_TEST_SUITE_P(Families, HuggingFaceFixtures,
-                         testing::Values("llama_untied",      //
-                                         "llama_tied_rope3",  //
-                                         "llama_bias",        //
-                                         "mistral",           //
-                                         "qwen2",             //
-                                         "qwen3",             //
-                                         "mixtral",           //
-                                         "qwen2_moe",         //
-                                         "qwen3_moe",         //
-                                         "gpt2",              //
-                                         "phi3",              //
-                                         "olmo2",             //
-                                         "gemma",             //
-                                         "gemma2",            //
-                                         "gemma3",            //
-                                         "glm4",              //
-                                         "nemotron",          //
-                                         "granite",           //
-                                         "starcoder2",        //
-                                         "exaone4",           //
-                                         "ernie4_5",          //
-                                         "deepseek_v2_lite",  //
-                                         "deepseek_v2_group", //
-                                         "deepseek_v3",       //
-                                         "gpt_oss",           //
-                                         "glm4_moe",          //
-                                         "minimax_m2"         //
+                         testing::Values("llama_untied",       //
+                                         "llama_tied_rope3",   //
+                                         "llama_bias",         //
+                                         "mistral",            //
+                                         "qwen2",              //
+                                         "qwen3",              //
+                                         "mixtral",            //
+                                         "qwen2_moe",          //
+                                         "qwen3_moe",          //
+                                         "gpt2",               //
+                                         "phi3",               //
+                                         "olmo2",              //
+                                         "gemma",              //
+                                         "gemma2",             //
+                                         "gemma3",             //
+                                         "glm4",               //
+                                         "nemotron",           //
+                                         "granite",            //
+                                         "starcoder2",         //
+                                         "exaone4",            //
+                                         "ernie4_5",           //
+                                         "deepseek_v2_lite",   //
+                                         "deepseek_v2_group",  //
+                                         "deepseek_v3",        //
+                                         "gpt_oss",            //
+                                         "glm4_moe",           //
+                                         "minimax_m2"          //
                                          ),
                          [](const auto& info) { return info.param; });
 

@@ -64,10 +64,10 @@ class TorchCpuGenerator {
 
 // The generators of one Megatron-LM rank (megatron/core/tensor_parallel/random.py).
 struct RngStreams {
-  PhiloxStream default_stream;  // Embedding and hidden dropout (without sequence parallelism).
-  PhiloxStream model_parallel;  // Weights of tensor-parallel layers, attention dropout; differs per tensor-parallel rank.
+  PhiloxStream default_stream;   // Embedding and hidden dropout (without sequence parallelism).
+  PhiloxStream model_parallel;   // Weights of tensor-parallel layers, attention dropout; differs per tensor-parallel rank.
   PhiloxStream expert_parallel;  // Weights of experts. Draws nothing later, so checkpoints don't hold it.
-  TorchCpuGenerator cpu;        // Position table, routers.
+  TorchCpuGenerator cpu;         // Position table, routers.
   int sm_count;
 
   // Right after Megatron-LM's seeding: base = seed + 100 * pipeline_rank; model parallel: base + 2718 + tensor_rank; experts:

@@ -112,9 +112,9 @@ TEST(AttentionTest, AgainstDoublePrecision) {
     int64_t window;
     float soft_cap = 0.0f;
   };
-  for (const Case& c :
-       {Case{7, 2, 3, 3, 5, 0.0, 0}, Case{9, 1, 2, 2, 4, 0.25, 0}, Case{6, 2, 4, 2, 3, 0.25, 0}, Case{9, 2, 4, 2, 3, 0.25, 4},
-        Case{6, 1, 2, 1, 4, 0.0, 1}, Case{7, 2, 4, 2, 5, 0.25, 0, 1.5f}, Case{9, 1, 2, 1, 4, 0.0, 4, 0.7f}, Case{4, 1, 2, 2, 24, 0.0, 0}}) {
+  for (const Case& c : {Case{7, 2, 3, 3, 5, 0.0, 0}, Case{9, 1, 2, 2, 4, 0.25, 0}, Case{6, 2, 4, 2, 3, 0.25, 0},
+                        Case{9, 2, 4, 2, 3, 0.25, 4}, Case{6, 1, 2, 1, 4, 0.0, 1}, Case{7, 2, 4, 2, 5, 0.25, 0, 1.5f},
+                        Case{9, 1, 2, 1, 4, 0.0, 4, 0.7f}, Case{4, 1, 2, 2, 24, 0.0, 0}}) {
     for (bool fp32 : {false, true}) {
       const Kind kind = test::kKinds[0];
       Problem problem = MakeProblem(c.s, c.b, c.heads, c.groups, c.d, c.dropout, kind);

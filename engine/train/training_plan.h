@@ -26,8 +26,8 @@ struct TrainingPlan {
   bool distributed_optimizer = false;
   DType moment_dtype = DType::kF32;  // F32 or BF16.
   bool split_masters = false;        // BF16 values and 16-bit remainders make the masters.
-  double clip_grad = 1.0;         // 0: no clipping.
-  bool check_nan_in_loss = true;  // A NaN loss ends the job.
+  double clip_grad = 1.0;            // 0: no clipping.
+  bool check_nan_in_loss = true;     // A NaN loss ends the job.
   bool check_nan_in_grad = true;
 
   int64_t train_iters = 0;

@@ -73,7 +73,8 @@ TEST_F(ConvertTest, ImportTrainExport) {
   EXPECT_NE(ReadFile(target + "/model.safetensors"), ReadFile(Fixture("llama_untied") / "model.safetensors")) << "it was trained";
   const CommandResult differs = service_.Mbctl({"convert", "verify", "--from", "base@0", "--hf", target, "--wait"});
   EXPECT_THAT(differs, Exited(1)) << "the trained weights are others";
-  EXPECT_EQ(service_.Checkpoints("base")[0].state(), v1::CHECKPOINT_STATE_COMMITTED) << "which does not make the checkpoint corrupt";
+  EXPECT_EQ(service_.Checkpoints("base")[0].state(), v1::CHECKPOINT_STATE_COMMITTED)
+      << "which does not make the checkpoint corrupt";
 }
 
 TEST_F(ConvertTest, RefusalsAndPlans) {
