@@ -214,10 +214,10 @@ ConfigKey SlidingWindowKey(bool used_if_absent) {
     const int64_t first = from->Int("max_window_layers", &none);  // The layers before it see everything.
     SetWindow(window, from->Has("layer_types") ? LayerTypes(from, *to) : FromLayerOn(first, to->num_layers), to);
   };
-  const auto write = [](const GptConfig& from, Json* to) {
+  const auto write = [used_if_absent](const GptConfig& from, Json* to) {
     const bool used = from.attention_window > 0;
     (*to)["sliding_window"] = used ? Json(from.attention_window) : Json();
-    if (to->contains("use_sliding_window")) (*to)["use_sliding_window"] = used;
+    if (to->contains("use_sliding_window") || (used && !used_if_absent)) (*to)["use_sliding_window"] = used;
     if (to->contains("layer_types") || !from.window_attn_skip_freq.empty()) (*to)["layer_types"] = LayerTypeNames(from);
     if (to->contains("max_window_layers") && !to->contains("layer_types"))
       (*to)["max_window_layers"] = used ? 0 : from.num_layers;
