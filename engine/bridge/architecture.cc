@@ -74,6 +74,29 @@ absl::StatusOr<GptConfig> ReadModelConfig(const Architecture& architecture, cons
   return model;
 }
 
+namespace {
+
+// The numbers of rotary scalings that are off mean nothing.
+void ForgetUnusedScaling(GptConfig* config) {
+  const GptConfig none;
+  if (!config->rope_scaling) {
+    config->rope_scaling_factor = none.rope_scaling_factor;
+    config->rope_low_freq_factor = none.rope_low_freq_factor;
+    config->rope_high_freq_factor = none.rope_high_freq_factor;
+  }
+  if (config->yarn_rotary_scaling_factor == 0) {
+    config->yarn_beta_fast = none.yarn_beta_fast;
+    config->yarn_beta_slow = none.yarn_beta_slow;
+    config->yarn_correction_range_round_to_int = none.yarn_correction_range_round_to_int;
+  }
+  if (!config->rope_scaling && config->rope_dynamic_factor == 0 && config->yarn_rotary_scaling_factor == 0 &&
+      config->long_rope_short_factors.empty()) {
+    config->rope_original_length = none.rope_original_length;
+  }
+}
+
+}  // namespace
+
 GptConfig ModelShape(GptConfig config) {
   const GptConfig none;
   config.seq_length = 0;
@@ -90,6 +113,8 @@ GptConfig ModelShape(GptConfig config) {
   config.bias_dropout_fusion = none.bias_dropout_fusion;
   config.attention_softmax_in_fp32 = none.attention_softmax_in_fp32;
   config.cross_entropy_loss_fusion = none.cross_entropy_loss_fusion;
+  config.sequence_parallel = false;
+  ForgetUnusedScaling(&config);
   // A rotation works at any length; the number is then only what config.json advertises.
   if (config.position_embedding != PositionKind::kLearnedAbsolute) config.max_position_embeddings = 0;
   return config;
