@@ -13,6 +13,7 @@ namespace {
 
 constexpr int kKeepaliveMs = 30'000;  // The server permits a ping every 10 s.
 constexpr int kKeepaliveTimeoutMs = 20'000;
+constexpr int kConnectTimeoutMs = 10'000;  // A handshake over a slow link or with a busy coordinator takes its time.
 constexpr int kMaxAnswerBytes = 64 << 20;  // A resolved configuration or a page of jobs.
 
 absl::StatusOr<std::string> ReadPem(const std::string& path, const char* what) {
@@ -35,7 +36,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> MakeChannel(const ConnectionOptio
   arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 0);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);  // gRPC's limit of one attempt, not a pause.
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   // gRPC's own retries would hide how often and why; ours know which calls are idempotent.

@@ -1,6 +1,10 @@
 #include "client/lib/client.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include <set>
 #include <thread>
@@ -126,6 +130,77 @@ TEST(UnaryCalls, SayWhereNobodyAnswers) {
   EXPECT_EQ(job.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_NE(std::string(job.status().message()).find(fake.address()), std::string::npos) << job.status();
   EXPECT_EQ(ExitCodeOf(job.status()), kExitConnectionLost);
+}
+
+// Stands before a coordinator that takes `delay` to answer a new connection.
+class SlowDoor {
+ public:
+  SlowDoor(std::string to, milliseconds delay) : to_(std::move(to)), delay_(delay) {
+    listener_ = socket(AF_UNIX, SOCK_STREAM, 0);
+    const sockaddr_un name = Name(path_);
+    unlink(path_.c_str());
+    EXPECT_EQ(bind(listener_, reinterpret_cast<const sockaddr*>(&name), sizeof(name)), 0);
+    EXPECT_EQ(listen(listener_, 16), 0);
+    thread_ = std::thread([this] { Serve(); });
+  }
+  ~SlowDoor() {
+    shutdown(listener_, SHUT_RDWR);
+    thread_.join();
+    close(listener_);
+    unlink(path_.c_str());
+  }
+  std::string address() const { return "unix:" + path_; }
+
+ private:
+  static sockaddr_un Name(const std::string& path) {
+    sockaddr_un name{};
+    name.sun_family = AF_UNIX;
+    path.copy(name.sun_path, sizeof(name.sun_path) - 1);
+    return name;
+  }
+  // One connection after the other.
+  void Serve() {
+    for (int client = accept(listener_, nullptr, nullptr); client >= 0; client = accept(listener_, nullptr, nullptr)) {
+      std::this_thread::sleep_for(delay_);
+      const int server = socket(AF_UNIX, SOCK_STREAM, 0);
+      const sockaddr_un name = Name(to_);
+      if (connect(server, reinterpret_cast<const sockaddr*>(&name), sizeof(name)) == 0) Relay(client, server);
+      close(server);
+      close(client);
+    }
+  }
+  static void Relay(int a, int b) {
+    pollfd ends[2] = {{a, POLLIN, 0}, {b, POLLIN, 0}};
+    char buffer[4096];
+    while (poll(ends, 2, 10'000) > 0) {
+      for (int i = 0; i < 2; ++i) {
+        if (ends[i].revents == 0) continue;
+        const ssize_t got = read(ends[i].fd, buffer, sizeof(buffer));
+        if (got <= 0 || send(ends[1 - i].fd, buffer, static_cast<size_t>(got), MSG_NOSIGNAL) != got) return;
+      }
+    }
+  }
+
+  const std::string path_ = "/tmp/mb-door-" + std::to_string(getpid()) + ".sock";
+  const std::string to_;
+  const milliseconds delay_;
+  int listener_ = -1;
+  std::thread thread_;
+};
+
+// A busy coordinator or a far one: the attempt must not be cut and begun again for ever.
+TEST(UnaryCalls, WaitForASlowHandshake) {
+  FakeCoordinator fake;
+  fake.jobs.get = [](const auto&, v1::GetJobResponse* response) {
+    response->mutable_job()->set_job_id("j-x");
+    return grpc::Status::OK;
+  };
+  fake.Start();
+  SlowDoor door(fake.address().substr(5), milliseconds(1500));
+  auto options = fake.Options();
+  options.server = door.address();
+  const auto job = ConnectTo(options)->GetJob("j-x");
+  EXPECT_TRUE(job.ok()) << job.status();
 }
 
 TEST(UnaryCalls, HaveADeadline) {
