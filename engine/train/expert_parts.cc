@@ -83,7 +83,9 @@ void ReadLatentAttention(const v1::ModelConfig& model, GptConfig* gpt, Problems*
   gpt->yarn_beta_slow = model.beta_slow();
   gpt->mscale_all_dim = model.mscale_all_dim();
   const double factor = model.rotary_scaling_factor();
-  gpt->rope_attention_factor = YarnScale(factor, model.mscale()) / YarnScale(factor, model.mscale_all_dim());
+  gpt->rope_attention_factor = model.has_rope_attention_factor()
+                                   ? model.rope_attention_factor()
+                                   : YarnScale(factor, model.mscale()) / YarnScale(factor, model.mscale_all_dim());
 }
 
 }  // namespace
@@ -130,8 +132,16 @@ void WriteExpertParts(const GptConfig& gpt, v1::ModelConfig* model) {
       model->set_beta_fast(gpt.yarn_beta_fast);
       model->set_beta_slow(gpt.yarn_beta_slow);
       model->set_mscale_all_dim(gpt.mscale_all_dim);
-      const double factor = gpt.yarn_rotary_scaling_factor;
-      model->set_mscale((gpt.rope_attention_factor * YarnScale(factor, gpt.mscale_all_dim) - 1) / (0.1 * std::log(factor)));
+      model->set_mscale(gpt.mscale_all_dim);
+      // In place of the keys that YaRN has without multi-latent attention.
+      model->set_position_embedding_type("rope");
+      model->clear_yarn_rotary_scaling_factor();
+      model->clear_yarn_original_max_position_embeddings();
+      model->clear_yarn_beta_fast();
+      model->clear_yarn_beta_slow();
+      model->clear_yarn_correction_range_round_to_int();
+      model->clear_rope_attention_factor();
+      if (gpt.rope_attention_factor != 1) model->set_rope_attention_factor(gpt.rope_attention_factor);
     }
   }
   if (gpt.num_moe_experts == 0) return;

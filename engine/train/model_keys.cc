@@ -1,5 +1,8 @@
 #include "engine/train/model_keys.h"
 
+#include "engine/train/expert_parts.h"
+#include "engine/train/model_parts.h"
+
 namespace mbridge {
 
 v1::ModelConfig ModelKeys(const GptConfig& model) {
@@ -13,8 +16,7 @@ v1::ModelConfig ModelKeys(const GptConfig& model) {
   keys.set_seq_length(model.seq_length);
   keys.set_vocab_size(model.padded_vocab_size);
   keys.set_normalization(model.normalization == NormKind::kRmsNorm ? "RMSNorm" : "LayerNorm");
-  keys.set_gated_linear_unit(IsGated(model.activation));
-  keys.set_activation_func(IsGated(model.activation) ? "silu" : "gelu");
+  WriteActivation(model, &keys);
   switch (model.position_embedding) {
     case PositionKind::kLearnedAbsolute: keys.set_position_embedding_type("learned_absolute"); break;
     case PositionKind::kRope: keys.set_position_embedding_type("rope"); break;
@@ -37,6 +39,8 @@ v1::ModelConfig ModelKeys(const GptConfig& model) {
   }
   keys.set_layernorm_epsilon(model.layernorm_epsilon);
   keys.set_init_method_std(model.init_method_std);
+  WriteModelParts(model, &keys);
+  WriteExpertParts(model, &keys);
   return keys;
 }
 

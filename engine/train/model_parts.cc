@@ -73,7 +73,7 @@ void ReadRope(const v1::ModelConfig& keys, GptConfig* model, std::vector<FieldVi
   model->rotary_base_local = keys.rotary_base_local();
   model->seq_len_interpolation_factor = keys.seq_len_interpolation_factor();
   model->rope_scaling = keys.rope_scaling();
-  model->rope_scaling_factor = keys.rope_scaling_factor();
+  if (model->rope_scaling) model->rope_scaling_factor = keys.rope_scaling_factor();
   if (keys.has_rope_low_freq_factor()) model->rope_low_freq_factor = keys.rope_low_freq_factor();
   if (keys.has_rope_high_freq_factor()) model->rope_high_freq_factor = keys.rope_high_freq_factor();
   if (keys.has_rope_original_length()) model->rope_original_length = keys.rope_original_length();

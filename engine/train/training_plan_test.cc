@@ -4,7 +4,7 @@
 
 #include "engine/core/parameter.h"
 #include "engine/model/gpt_model.h"
-#include "engine/train/expert_parts.h"
+#include "engine/train/model_keys.h"
 #include "engine/train/model_parts.h"
 #include "recipes/config/resolve.h"
 
@@ -117,11 +117,24 @@ TEST(TrainingPlanTest, ModelOfTheDeepSeekRecipe) {
   EXPECT_NEAR(static_cast<double>(resolved->flops_per_token()), built.FlopsPerToken(), 1e-6 * built.FlopsPerToken());
 }
 
-// What a family of Hugging Face can have survives as keys of a recipe.
+// Experts, latent attention and sinks of a family of Hugging Face survive as keys of a recipe.
 TEST(TrainingPlanTest, ExpertPartsThereAndBack) {
-  GptConfig experts;
-  experts.num_layers = 2;
-  experts.ffn_hidden_size = 128;
+  GptConfig base;
+  base.num_layers = 2;
+  base.hidden_size = 64;
+  base.num_attention_heads = base.num_query_groups = 4;
+  base.kv_channels = 16;
+  base.ffn_hidden_size = 128;
+  base.seq_length = base.max_position_embeddings = 32;
+  base.padded_vocab_size = 320;
+  base.normalization = NormKind::kRmsNorm;
+  base.activation = ActivationKind::kSwiGlu;
+  base.position_embedding = PositionKind::kRope;
+  base.add_bias_linear = base.tied_embeddings = base.bias_activation_fusion = base.bias_dropout_fusion = false;
+  base.hidden_dropout = base.attention_dropout = 0;
+  base.dtype = DType::kF32;
+
+  GptConfig experts = base;
   experts.num_moe_experts = 8;
   experts.moe_layer_freq = {0, 1};
   experts.moe_ffn_hidden_size = 32;
@@ -136,9 +149,8 @@ TEST(TrainingPlanTest, ExpertPartsThereAndBack) {
   experts.moe_load_balancing = LoadBalancing::kSequence;
   experts.moe_aux_loss_coeff = 0.01;
   experts.moe_z_loss_coeff = 0.001;
-  GptConfig latent;
-  latent.num_layers = 2;
-  latent.num_attention_heads = latent.num_query_groups = 4;
+
+  GptConfig latent = base;
   latent.multi_latent_attention = latent.rotary_interleaved = true;
   latent.q_lora_rank = 48;
   latent.kv_lora_rank = 32;
@@ -146,23 +158,34 @@ TEST(TrainingPlanTest, ExpertPartsThereAndBack) {
   latent.qk_pos_emb_head_dim = 8;
   latent.kv_channels = 24;
   latent.v_head_dim = 12;
-  latent.yarn_rotary_scaling_factor = 40;
-  latent.rope_original_length = 4096;
-  latent.mscale_all_dim = 0.5;
-  for (const GptConfig& config : {experts, latent}) {
-    v1::ModelConfig keys;
-    keys.set_num_layers(2);
-    WriteExpertParts(config, &keys);
-    GptConfig read;
-    read.num_layers = 2;
-    read.ffn_hidden_size = config.ffn_hidden_size;
-    read.num_attention_heads = config.num_attention_heads;
-    std::vector<FieldViolation> problems;
-    ReadExpertParts(keys, &read, &problems);
-    EXPECT_TRUE(problems.empty()) << problems.front().field;
-    EXPECT_NEAR(read.rope_attention_factor, config.rope_attention_factor, 1e-12);
-    read.rope_attention_factor = config.rope_attention_factor;
-    EXPECT_TRUE(read == config) << keys.DebugString();
+  GptConfig latent_yarn = latent;
+  latent_yarn.q_lora_rank = 0;
+  latent_yarn.yarn_rotary_scaling_factor = 40;
+  latent_yarn.rope_original_length = 4096;
+  latent_yarn.mscale_all_dim = 0.707;
+  GptConfig latent_scaled = latent_yarn;
+  latent_scaled.rope_attention_factor = 1.3;
+
+  GptConfig sinks = base;
+  sinks.add_bias_linear = sinks.attention_sinks = true;
+  sinks.activation = ActivationKind::kQuickGeglu;
+  sinks.activation_clamp = 7;
+  sinks.glu_linear_offset = 1;
+  sinks.num_moe_experts = 4;
+  sinks.moe_ffn_hidden_size = 128;
+  sinks.attention_window = 8;
+  sinks.window_attn_skip_freq = {1, 0};
+  sinks.yarn_rotary_scaling_factor = 4;
+  sinks.rope_original_length = 32;
+  sinks.yarn_correction_range_round_to_int = false;
+  sinks.rope_attention_factor = 1.13;
+
+  for (const GptConfig& config : {experts, latent, latent_yarn, latent_scaled, sinks}) {
+    v1::ConfigContainer keys;
+    *keys.mutable_model() = ModelKeys(config);
+    const absl::StatusOr<GptConfig> read = ::mbridge::ModelOf(keys);
+    ASSERT_TRUE(read.ok()) << read.status();
+    EXPECT_TRUE(*read == config) << keys.DebugString();
   }
 }
 
@@ -242,7 +265,6 @@ TEST(TrainingPlanTest, ModelPartsThereAndBack) {
     ReadActivation(keys, &read, &problems);
     ReadModelParts(keys, &read, &problems);
     EXPECT_TRUE(problems.empty());
-    if (!config.rope_scaling) read.rope_scaling_factor = config.rope_scaling_factor;
     EXPECT_TRUE(read == config) << keys.DebugString();
   }
 }

@@ -56,7 +56,8 @@ std::vector<FieldViolation> UnsupportedModelParts(const v1::ModelConfig& model) 
                      std::string("is missing with model.position_embedding_type=yarn; accepted: a factor above 0")});
   const std::string& activation = model.activation_func();
   const bool gated = model.gated_linear_unit(), tanh_or_erf = activation == "gelu" || activation == "gelu_pytorch_tanh";
-  if (!tanh_or_erf && activation != (gated ? "silu" : "squared_relu")) {
+  const bool of_experts = gated && model.num_moe_experts() > 0 && activation == "quick_gelu";
+  if (!tanh_or_erf && !of_experts && activation != (gated ? "silu" : "squared_relu")) {
     parts.push_back({"model.activation_func", "is " + activation + (gated ? " with" : " without") + " model.gated_linear_unit" +
                                                   kMissing + "gelu, gelu_pytorch_tanh, squared_relu, or with " +
                                                   "model.gated_linear_unit=true silu, gelu, gelu_pytorch_tanh"});
