@@ -1,5 +1,6 @@
 // Damaged safetensors files: refused, or every tensor lies in the file.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -11,7 +12,7 @@ namespace mbridge {
 namespace {
 
 TEST(SafetensorsFuzz, ADamagedFileIsRefusedOrStaysInsideItself) {
-  const std::string path = testing::TempDir() + "/safetensors_fuzz.safetensors";
+  const std::string path = testing::TempDir() + "/safetensors_fuzz_" + std::to_string(getpid()) + ".safetensors";
   const std::string header = R"({"__metadata__":{"format":"pt"},"a":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]},)"
                              R"("b":{"dtype":"F32","shape":[],"data_offsets":[12,16]},)"
                              R"("c":{"dtype":"I64","shape":[0,7],"data_offsets":[16,16]}})";
