@@ -88,7 +88,8 @@ TEST(EmbeddingCuda, BackwardOfManyIdsMatchesTheCpuTwin) {
         for (const Values& ids :
              {RandomInts(2 * 1601, 1, 5000), Repeated(RandomInts(2 * 1601, 2, 300), 3, 11.0), Values(2 * 1601, 4999.0)}) {
           const Gradients g = Backward(gpu, dtype, 2, 1601, h, 5000, ids, sum);
-          ExpectWithinAStep(g.actual, g.expected, dtype, StepOf(dtype) + 1e-5, 0.05);
+          // An id that occurs 3202 times: F32 sums over magnitudes of about 1600, in another order.
+          ExpectWithinAStep(g.actual, g.expected, dtype, StepOf(dtype) + 1e-4, 0.05);
         }
       }
     }

@@ -45,9 +45,9 @@ TEST(DrawNormalCuda, GivesMegatronsEmbedding) {
   DrawNormal(gpu, PhiloxStream{3952, 0}, kHopperSmCount, 0.0f, 0.02f, drawn);
   const Values values = drawn.ToValues();
   const Values begin(values.begin(), values.begin() + 4), later(values.begin() + 270336, values.begin() + 270339);
-  // The references' last digit may be off by a step.
-  ExpectNear(begin, {0.0162041169, -0.0116707301, 0.0324299000, -0.0315159187}, 4e-7, 0);
-  ExpectNear(later, {-0.0293528959, 0.00778551260, -0.0108333966}, 4e-7, 0);
+  // The references are an emulation's, whose sine and cosine are not the GPU's. CudaInitialWeights compares real weights by hash.
+  ExpectNear(begin, {0.0162041169, -0.0116707301, 0.0324299000, -0.0315159187}, 1e-6, 0);
+  ExpectNear(later, {-0.0293528959, 0.00778551260, -0.0108333966}, 1e-6, 0);
 }
 
 TEST(DrawNormalCuda, MatchesTheCpuTwin) {
