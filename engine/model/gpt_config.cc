@@ -45,12 +45,9 @@ void ValidateRotary(const GptConfig& config) {
             config.rotary_percent, config.kv_channels, width));
   }
   const bool long_rope = !config.long_rope_short_factors.empty() || !config.long_rope_long_factors.empty();
-  if (config.rope_scaling + (config.seq_len_interpolation_factor > 0) + (config.rope_dynamic_factor > 0) +
-          (config.yarn_rotary_scaling_factor > 0) + long_rope >
-      1) {
-    throw EngineError(
-        v1::REASON_INVALID_CONFIG,
-        "model.rope_scaling, model.seq_len_interpolation_factor, dynamic scaling, YaRN and LongRoPE: only one of them");
+  if (config.rope_scaling + (config.rope_dynamic_factor > 0) + (config.yarn_rotary_scaling_factor > 0) + long_rope > 1) {
+    throw EngineError(v1::REASON_INVALID_CONFIG,
+                      "model.rope_scaling, model.rope_dynamic_factor, YaRN and LongRoPE: only one of them");
   }
   for (const auto* factors : {&config.long_rope_short_factors, &config.long_rope_long_factors}) {
     if (!long_rope || std::cmp_equal(factors->size(), width / 2)) continue;
