@@ -17,6 +17,7 @@ v1::ModelConfig ModelKeys(const GptConfig& model) {
   keys.set_vocab_size(model.padded_vocab_size);
   keys.set_normalization(model.normalization == NormKind::kRmsNorm ? "RMSNorm" : "LayerNorm");
   WriteActivation(model, &keys);
+  if (!model.bias_activation_fusion) keys.set_bias_activation_fusion(false);  // The exact GELU.
   switch (model.position_embedding) {
     case PositionKind::kLearnedAbsolute: keys.set_position_embedding_type("learned_absolute"); break;
     case PositionKind::kRope: keys.set_position_embedding_type("rope"); break;
