@@ -170,7 +170,7 @@ TEST_F(GemmCuda, ChoicesOutliveTheProcess) {
   Values results[2];
   std::string texts[2];
   for (int run = 0; run < 2; ++run) {
-    cuda::SetGemmTuning({.cache_file = path});
+    cuda::SetGemmTuning({.time_candidates = true, .cache_file = path});
     const OnGpu c(DType::kBF16, {300, 264});
     Gemm(gpu, AsMatrix(a), AsMatrix(b), AsMatrix(c), {});
     cuda::SaveGemmChoices();

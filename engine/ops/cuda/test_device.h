@@ -53,6 +53,7 @@ class OnGpu {
   OnGpu(DType dtype, const Shape& shape, const Values& values) : OnGpu(Owned(dtype, shape, values)) {}
   explicit OnGpu(const Owned& host) : OnGpu(host.tensor().dtype, host.tensor().shape) {
     MB_CUDA(cudaMemcpy(tensor_.data, host.tensor().data, tensor_.bytes(), cudaMemcpyHostToDevice));
+    MB_CUDA(cudaDeviceSynchronize());  // From pageable memory the copy returns before its last part has arrived.
   }
   ~OnGpu() { DeviceOf(DeviceType::kCuda).Free(tensor_.data); }
   OnGpu(const OnGpu&) = delete;
