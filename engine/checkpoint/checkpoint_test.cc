@@ -167,6 +167,50 @@ TEST_F(CheckpointTest, PiecesOfAShardedOptimizerLoadIntoOtherPieces) {
   for (int64_t i = 0; i < 24; ++i) EXPECT_EQ(columns[static_cast<size_t>(i)], static_cast<float>(i / 4 * 8 + 4 + i % 4));
 }
 
+// Gate and linear half of a gated layer: each rank has a part of both, in pieces that cross the border between them.
+TEST_F(CheckpointTest, StripesOfTwoRanksLoadOnOne) {
+  const auto spec_of = [](int rank, int ranks) {
+    ParameterSpec spec{.name = "fc1", .shape = {12 / ranks, 5}, .global_shape = {12, 5}};
+    if (ranks > 1) {
+      spec.shard_axis = 0;
+      spec.shard_begin = 6 / ranks * rank;
+      spec.shard_stripes = 2;
+    }
+    return spec;
+  };
+  const auto place = [](int rank, int64_t row, int64_t column) {  // In the whole tensor, of a row of a rank's shard.
+    return static_cast<float>((row / 3 * 6 + rank * 3 + row % 3) * 5 + column);
+  };
+  OnRanks(2, [&](Communicator& world) {
+    std::vector<float> shard;
+    for (int64_t row = 0; row < 6; ++row) {
+      for (int64_t column = 0; column < 5; ++column) shard.push_back(place(world.rank(), row, column));
+    }
+    std::vector<CheckpointTensor> tensors;
+    for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 4}, {4, 22}, {22, 30}}) {
+      const Tensor piece{shard.data() + begin, DType::kF32, DeviceType::kCpu, {end - begin}};
+      AppendCheckpointTensors("optimizer.fc1", spec_of(world.rank(), 2), piece, begin, true, &tensors);
+    }
+    EXPECT_EQ(tensors.size(), 4u);  // The middle piece touches both stripes.
+    const auto saved = SaveCheckpoint(Step(1), MetaOf(1), tensors, &world);
+    ASSERT_TRUE(saved.ok()) << saved.status();
+    EXPECT_TRUE(VerifyCheckpoint(Step(1), saved->manifest_hash).ok());
+    std::vector<float> back(30, -1.0f);
+    std::vector<CheckpointTensor> own;
+    AppendCheckpointTensors("optimizer.fc1", spec_of(world.rank(), 2), {back.data(), DType::kF32, DeviceType::kCpu, {6, 5}}, 0,
+                            true, &own);
+    EXPECT_EQ(own.size(), 2u);
+    ASSERT_TRUE(LoadCheckpoint(Step(1), {}, own, &world).ok());
+    EXPECT_EQ(back, shard);
+  });
+  std::vector<float> whole(60);
+  std::vector<CheckpointTensor> tensors;
+  AppendCheckpointTensors("optimizer.fc1", spec_of(0, 1), {whole.data(), DType::kF32, DeviceType::kCpu, {12, 5}}, 0, true,
+                          &tensors);
+  ASSERT_TRUE(LoadCheckpoint(Step(1), {}, tensors, self_.get()).ok());
+  for (size_t i = 0; i < whole.size(); ++i) EXPECT_EQ(whole[i], static_cast<float>(i));
+}
+
 TEST_F(CheckpointTest, EveryElementIsWrittenByOneRank) {
   OnRanks(2, [&](Communicator& world) {
     State state(1);

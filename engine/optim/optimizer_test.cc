@@ -12,6 +12,8 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include "engine/comm/test_support.h"
+
 namespace mbridge {
 namespace {
 
@@ -413,6 +415,33 @@ TEST(Optimizer, ShardedEqualsReplicatedToTheBit) {
       }
     }
   }
+}
+
+// Two tensor-parallel ranks: the partial gradient is added up, the norm counts shards on both and the rest once.
+TEST(Optimizer, TensorParallelNormCountsEveryParameterOnce) {
+  OnRanks(2, [](Communicator& tensor) {
+    const auto self = MakeSelfCommunicator();
+    ParameterStore store(DType::kF32, DeviceType::kCpu);
+    store.Add({.name = "shard", .shape = {2, 2}, .global_shape = {4, 2}, .shard_axis = 0, .shard_begin = 2 * tensor.rank()});
+    store.Add({.name = "whole", .shape = {3}, .global_shape = {3}});
+    store.Add({.name = "partial", .shape = {3}, .global_shape = {3}, .partial_gradient = true});
+    store.Allocate();
+    OptimizerOptions options;
+    options.count_zero_gradients = true;
+    Optimizer optimizer(&store, options, self.get(), &tensor);
+    std::fill_n(store[0].main_grad.as<float>(), 3, static_cast<float>(tensor.rank() + 1));  // The fourth is zero.
+    std::fill_n(store[1].main_grad.as<float>(), 2, 2.0f);                                   // The third is zero.
+    std::fill_n(store[2].main_grad.as<float>(), 3, static_cast<float>(3 * tensor.rank() + 1));
+    optimizer.ReduceGradients();
+    EXPECT_EQ(store[2].main_grad.as<float>()[2], 5.0f);
+    EXPECT_EQ(store[1].main_grad.as<float>()[0], 2.0f);
+    const StepResult result = optimizer.Step(1e-3, 0.0);
+    EXPECT_NEAR(result.gradient_norm, std::sqrt(3.0 * 1 + 3.0 * 4 + 2.0 * 4 + 3.0 * 25), 1e-5);
+    EXPECT_EQ(result.zero_gradients, 3);
+    for (const OptimizerStateTensor& state : optimizer.StateTensors()) {
+      EXPECT_EQ(state.write_here, tensor.rank() == 0 || state.spec->name == "shard") << state.name;
+    }
+  });
 }
 
 }  // namespace
