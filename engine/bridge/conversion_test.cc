@@ -52,7 +52,8 @@ TEST_P(ConversionOf, ThereAndBackBitForBit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, ConversionOf,
-                         Values("llama_untied", "llama_tied_rope3", "llama_bias", "mistral", "qwen2", "qwen3"),
+                         Values("llama_untied", "llama_tied_rope3", "llama_bias", "mistral", "qwen2", "qwen3", "gpt2",
+                                "deepseek_v3", "gpt_oss"),
                          [](const auto& info) { return info.param; });
 
 TEST_F(ConversionTest, ManyFilesWithAFreshIndex) {
