@@ -38,6 +38,12 @@ absl::Status NoModel(absl::StatusCode code, const std::string& message) {
                     message);
 }
 
+absl::Status NoDirectory(const std::string& path) {
+  return NoModel(
+      absl::StatusCode::kNotFound,
+      fmt::format("{} is not a directory of the node: give the folder with config.json and the .safetensors files", path));
+}
+
 bool EndsWithAny(const std::string& name, std::initializer_list<std::string_view> ends) {
   return std::any_of(ends.begin(), ends.end(), [&](std::string_view end) { return name.ends_with(end); });
 }
@@ -103,7 +109,7 @@ absl::StatusOr<std::string> FindModelDirectory(const std::string& directory_or_n
   const size_t slash = directory_or_name.find('/');
   const bool is_name = slash != std::string::npos && slash > 0 && slash + 1 < directory_or_name.size() &&
                        directory_or_name.find('/', slash + 1) == std::string::npos && directory_or_name[0] != '.';
-  if (!is_name) return NoModel(absl::StatusCode::kNotFound, fmt::format("{} is not a directory", directory_or_name));
+  if (!is_name) return NoDirectory(directory_or_name);
   const std::string folder =
       fmt::format("models--{}--{}", directory_or_name.substr(0, slash), directory_or_name.substr(slash + 1));
   for (const std::string& cache : HubCaches()) {
@@ -118,7 +124,7 @@ absl::StatusOr<ModelDirectory> ModelDirectory::Open(const std::string& path, con
   ModelDirectory model;
   model.path_ = path;
   std::error_code error;
-  if (!fs::is_directory(path, error)) return NoModel(absl::StatusCode::kNotFound, fmt::format("{} is not a directory", path));
+  if (!fs::is_directory(path, error)) return NoDirectory(path);
   MB_RETURN_IF_ERROR(CheckRoots(path, roots));
   MB_RETURN_IF_ERROR(model.ReadConfig(roots));
   std::vector<std::string> present;
