@@ -1,34 +1,18 @@
 // Initial weights against Megatron-LM's own (tests/data/mlm/README.md).
 #include <cmath>
-#include <fstream>
 #include <string>
 
 #include <gtest/gtest.h>
-#include <openssl/sha.h>
-#include <nlohmann/json.hpp>
 
 #include "engine/core/parameter.h"
 #include "engine/model/gpt_model.h"
+#include "engine/model/reference_test_support.h"
 
 namespace mbridge {
 namespace {
 
-nlohmann::json ReadJson(const std::string& name) {
-  std::ifstream file(std::string(MB_SOURCE_DIR) + "/tests/data/mlm/" + name);
-  return nlohmann::json::parse(file);
-}
-
-GptConfig ReferenceConfig(int64_t layers, int64_t seq_length, int64_t vocabulary) {
-  GptConfig config;
-  config.num_layers = layers;
-  config.hidden_size = 256;
-  config.num_attention_heads = config.num_query_groups = 4;
-  config.kv_channels = 64;
-  config.ffn_hidden_size = 1024;
-  config.seq_length = config.max_position_embeddings = seq_length;
-  config.padded_vocab_size = vocabulary;
-  return config;
-}
+using test::ReadReference;
+using test::ReferenceConfig;
 
 ParameterStore DrawWeights(const GptConfig& config) {
   GptModel model(config, nullptr);
@@ -40,13 +24,7 @@ ParameterStore DrawWeights(const GptConfig& config) {
   return store;
 }
 
-std::string Sha256(const Tensor& tensor) {
-  unsigned char digest[SHA256_DIGEST_LENGTH];
-  SHA256(static_cast<const unsigned char*>(tensor.data), tensor.bytes(), digest);
-  std::string text;
-  for (unsigned char byte : digest) text += fmt::format("{:02x}", byte);
-  return text;
-}
+std::string Sha256(const Tensor& tensor) { return test::Sha256(tensor.data, tensor.bytes()); }
 
 // The BF16 value `step` places above x.
 BFloat16 Step(BFloat16 x, int step) {
@@ -62,7 +40,8 @@ void ExpectShape(const Parameter& parameter, const nlohmann::json& expected) {
 }
 
 TEST(InitialWeightsTest, Seed1EqualsMegatronLm) {
-  const nlohmann::json oracle = ReadJson("seed1_init.json"), corrections = ReadJson("seed1_init_corrections.json")["corrections"];
+  const nlohmann::json oracle = ReadReference("seed1_init.json"),
+                       corrections = ReadReference("seed1_init_corrections.json")["corrections"];
   const ParameterStore store = DrawWeights(ReferenceConfig(2, 512, 32000));
   ASSERT_EQ(store.parameters().size(), oracle.size());
   EXPECT_EQ(store.NumElements(), 9903104);
@@ -90,7 +69,7 @@ TEST(InitialWeightsTest, Seed1EqualsMegatronLm) {
 }
 
 TEST(InitialWeightsTest, OtherSizesAgreeWithMegatronLm) {
-  const nlohmann::json oracle = ReadJson("seed2_dp2_init.json");
+  const nlohmann::json oracle = ReadReference("seed2_dp2_init.json");
   const ParameterStore store = DrawWeights(ReferenceConfig(4, 1024, 1024));
   ASSERT_EQ(store.parameters().size(), oracle.size());
   size_t equal = 0;
@@ -110,7 +89,7 @@ TEST(InitialWeightsTest, OtherSizesAgreeWithMegatronLm) {
 // The draws of a Llama run: order, streams and shapes. The oracle here is an emulation whose sine and cosine differ from the
 // device's in the last bit, so about 2e-4 of its elements are one BF16 step off and its hashes can't be compared.
 TEST(InitialWeightsTest, LlamaDrawsInMegatronLmsOrder) {
-  const nlohmann::json oracle = ReadJson("llama_tiny_init.json");
+  const nlohmann::json oracle = ReadReference("llama_tiny_init.json");
   GptConfig config = ReferenceConfig(4, 512, 2048);
   config.num_attention_heads = 8;
   config.num_query_groups = 2;

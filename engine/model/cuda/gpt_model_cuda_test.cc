@@ -1,12 +1,8 @@
 // The model on a GPU: initial weights to the bit of Megatron-LM's, and losses and gradients beside the CPU's.
-#include <openssl/sha.h>
-
-#include <cstdlib>
-#include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "engine/core/parameter.h"
 #include "engine/model/gpt_model.h"
+#include "engine/model/reference_test_support.h"
 #include "engine/ops/cuda/test_device.h"
 
 namespace mbridge {
@@ -14,23 +10,8 @@ namespace {
 
 constexpr size_t kWorkspace = size_t{128} << 20;
 
-nlohmann::json ReadJson(const std::string& name) {
-  const char* folder = std::getenv("MB_TEST_DATA");
-  std::ifstream file((folder != nullptr ? std::string(folder) : std::string(MB_SOURCE_DIR) + "/tests/data/mlm") + "/" + name);
-  return nlohmann::json::parse(file);
-}
-
-GptConfig ReferenceConfig(int64_t layers, int64_t seq_length, int64_t vocabulary) {
-  GptConfig config;
-  config.num_layers = layers;
-  config.hidden_size = 256;
-  config.num_attention_heads = config.num_query_groups = 4;
-  config.kv_channels = 64;
-  config.ffn_hidden_size = 1024;
-  config.seq_length = config.max_position_embeddings = seq_length;
-  config.padded_vocab_size = vocabulary;
-  return config;
-}
+using test::ReadReference;
+using test::ReferenceConfig;
 
 std::vector<char> ToHost(const Tensor& tensor) {
   std::vector<char> bytes(tensor.bytes());
@@ -40,16 +21,8 @@ std::vector<char> ToHost(const Tensor& tensor) {
   return bytes;
 }
 
-std::string Sha256(const std::vector<char>& bytes) {
-  unsigned char digest[SHA256_DIGEST_LENGTH];
-  SHA256(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(), digest);
-  std::string text;
-  for (unsigned char byte : digest) text += fmt::format("{:02x}", byte);
-  return text;
-}
-
 void ExpectMegatronsWeights(const GptConfig& config, const std::string& oracle_file) {
-  const nlohmann::json oracle = ReadJson(oracle_file);
+  const nlohmann::json oracle = ReadReference(oracle_file);
   const Context context = DeviceOf(DeviceType::kCuda).MakeContext(kWorkspace);
   GptModel model(config, nullptr, context);
   ParameterStore store(config.dtype, DeviceType::kCuda);
@@ -62,7 +35,8 @@ void ExpectMegatronsWeights(const GptConfig& config, const std::string& oracle_f
   for (const Parameter& parameter : store.parameters()) {
     const std::string& name = parameter.spec.name;
     ASSERT_TRUE(oracle.contains(name)) << name;
-    EXPECT_EQ(Sha256(ToHost(parameter.value)), oracle[name]["sha256"].get<std::string>()) << name;
+    const std::vector<char> bytes = ToHost(parameter.value);
+    EXPECT_EQ(test::Sha256(bytes.data(), bytes.size()), oracle[name]["sha256"].get<std::string>()) << name;
   }
 }
 
