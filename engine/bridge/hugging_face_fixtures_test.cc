@@ -1,15 +1,17 @@
-// Every family against Hugging Face transformers (build/fixtures/hf, from tests/data/hf_fixtures.tar.xz): logits, loss and every
-// gradient of tiny fp32 models, and the exact way there and back.
+// Every family against Hugging Face transformers: logits, loss and every gradient of tiny fp32 models, and the exact way there
+// and back. The models are those of tests/data/hf_fixtures.tar.xz (build/fixtures/hf), and those in the folders of the directory
+// MB_HF_MODELS, which tests/hf makes where transformers is installed.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
-#include <sstream>
+#include <cstdlib>
+#include <filesystem>
 
 #include "engine/bridge/architecture.h"
 #include "engine/bridge/config_form.h"
+#include "engine/bridge/conversion_parts.h"
 #include "engine/bridge/safetensors.h"
 #include "engine/checkpoint/layout.h"
 #include "engine/model/gpt_model.h"
@@ -43,14 +45,14 @@ double RelativeDifference(const float* ours, const Values& theirs) {
   return largest > 0 ? difference / largest : difference;
 }
 
-// Our tensor from theirs, read under `prefix` + name.
-Values Import(const TensorMapping& mapping, const SafetensorsFile& file, const std::string& prefix) {
+// Gradients of our parameter from theirs.
+Values ImportGradient(const TensorMapping& mapping, const SafetensorsFile& file) {
   std::vector<Values> theirs;
   std::vector<const void*> pointers;
   for (const TheirTensor& tensor : mapping.theirs) {
-    const SafetensorsEntry* entry = file.Find(prefix + tensor.name);
+    const SafetensorsEntry* entry = file.Find("grad." + tensor.name);
     if (entry == nullptr) {
-      ADD_FAILURE() << mapping.ours << " wants " << prefix + tensor.name;
+      ADD_FAILURE() << mapping.ours << " wants grad." << tensor.name;
       return Values(static_cast<size_t>(mapping.shape.NumElements()));
     }
     EXPECT_EQ(entry->shape, tensor.shape) << tensor.name;
@@ -87,37 +89,52 @@ Values ThroughTwoShards(const std::string& name, const Shape& shape, const Value
   return again;
 }
 
+std::string NameOfFolder(const std::string& folder) { return std::filesystem::path(folder).filename(); }
+
 class HuggingFaceFixtures : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    const std::string folder = fmt::format("{}/fixtures/hf/{}/", MB_BINARY_DIR, GetParam());
-    std::ifstream file(folder + "config.json");
-    std::stringstream text;
-    text << file.rdbuf();
-    const auto parsed = ParseConfigJson(text.str(), folder + "config.json");
-    ASSERT_TRUE(parsed.ok()) << parsed.status();
-    json_ = *parsed;
-    const auto architecture = ArchitectureOf(json_);
-    ASSERT_TRUE(architecture.ok()) << architecture.status();
-    architecture_ = *architecture;
-    const auto config = ReadModelConfig(*architecture_, json_);
-    ASSERT_TRUE(config.ok()) << config.status();
-    config_ = *config;
-    weights_ = std::make_unique<SafetensorsFile>(Open(folder + "model.safetensors"));
-    reference_ = std::make_unique<SafetensorsFile>(Open(folder + "reference.safetensors"));
+    const std::string folder =
+        GetParam().front() == '/' ? GetParam() : fmt::format("{}/fixtures/hf/{}", MB_BINARY_DIR, GetParam());
+    auto directory = ModelDirectory::Open(folder, {});
+    ASSERT_TRUE(directory.ok()) << directory.status();
+    directory_ = std::make_unique<ModelDirectory>(std::move(directory).value());
+    auto model = OpenModel(*directory_, 1);
+    ASSERT_TRUE(model.ok()) << model.status();
+    model_ = *std::move(model);
+    json_ = directory_->config();
+    architecture_ = model_.architecture;
+    config_ = model_.config;
+    auto reference = SafetensorsFile::Open(folder + "/reference.safetensors");
+    ASSERT_TRUE(reference.ok()) << reference.status();
+    reference_ = std::make_unique<SafetensorsFile>(std::move(reference).value());
+  }
+
+  // Our parameter from the files, quantised or not.
+  Values Weights(const TensorMapping& mapping) const {
+    Values ours(static_cast<size_t>(mapping.shape.NumElements()), NAN);
+    const absl::Status status = ReadMapped(*directory_, mapping, DType::kF32, ours.data());
+    EXPECT_TRUE(status.ok()) << status;
+    return ours;
+  }
+
+  // A tensor of theirs as a reader sees it.
+  Values Theirs(const std::string& name) const {
+    const auto source = SourceTensor::Open(*directory_, name);
+    EXPECT_TRUE(source.ok()) << source.status();
+    if (!source.ok()) return {};
+    int64_t elements = 1;
+    for (const int64_t size : (*source)->shape()) elements *= size;
+    Values values(static_cast<size_t>(elements));
+    EXPECT_TRUE((*source)->Read(0, static_cast<int64_t>(values.size()), DType::kF32, values.data()).ok()) << name;
+    return values;
+  }
+
+  // Gradients have the names of the running model.
+  std::vector<TensorMapping> MapGradients() const {
     const auto parameters = ModelParameters(config_);
-    ASSERT_TRUE(parameters.ok()) << parameters.status();
-    parameters_ = *parameters;
-  }
-
-  static SafetensorsFile Open(const std::string& path) {
-    auto file = SafetensorsFile::Open(path);
-    EXPECT_TRUE(file.ok()) << file.status();
-    return std::move(file).value();
-  }
-
-  std::vector<TensorMapping> Map(bool runtime) const {
-    auto mappings = MapModel(*architecture_, config_, parameters_, config_.padded_vocab_size, runtime);
+    EXPECT_TRUE(parameters.ok()) << parameters.status();
+    auto mappings = MapModel(*architecture_, config_, *parameters, config_.padded_vocab_size, true);
     EXPECT_TRUE(mappings.ok()) << mappings.status();
     return mappings.ok() ? *mappings : std::vector<TensorMapping>();
   }
@@ -125,8 +142,9 @@ class HuggingFaceFixtures : public testing::TestWithParam<std::string> {
   Json json_;
   const Architecture* architecture_ = nullptr;
   GptConfig config_;
-  std::vector<ParameterSpec> parameters_;
-  std::unique_ptr<SafetensorsFile> weights_, reference_;
+  ImportedModel model_;
+  std::unique_ptr<ModelDirectory> directory_;
+  std::unique_ptr<SafetensorsFile> reference_;
 };
 
 TEST_P(HuggingFaceFixtures, ConfigBothWays) {
@@ -164,21 +182,24 @@ TEST_P(HuggingFaceFixtures, ConfigBothWays) {
 TEST_P(HuggingFaceFixtures, ThereAndBackExactly) {
   for (const bool two_shards : {false, true}) {
     std::map<std::string, Values> theirs;
-    for (const SafetensorsEntry& entry : weights_->entries()) {
-      theirs[entry.name] = Values(static_cast<size_t>(entry.NumElements()), NAN);
-    }
-    for (const TensorMapping& mapping : Map(false)) {
-      Values ours = Import(mapping, *weights_, "");
+    for (const TensorMapping& mapping : model_.mappings) {
+      Values ours = Weights(mapping);
       if (two_shards) ours = ThroughTwoShards(mapping.ours, mapping.shape, ours);
       std::vector<void*> pointers;
       for (const TheirTensor& tensor : mapping.theirs) {
-        ASSERT_TRUE(theirs.contains(tensor.name)) << tensor.name;
-        pointers.push_back(theirs[tensor.name].data());
+        Values& values = theirs[tensor.name];
+        if (values.empty()) values = Values(Theirs(tensor.name).size(), NAN);
+        pointers.push_back(values.data());
       }
       ExportTensor(mapping, ours.data(), pointers, sizeof(float));
     }
-    for (const SafetensorsEntry& entry : weights_->entries()) {
-      EXPECT_EQ(ReadAs<float>(*weights_, entry), theirs[entry.name]) << entry.name << ", shards " << 1 + two_shards;
+    for (const auto& [name, values] : theirs) EXPECT_EQ(Theirs(name), values) << name << ", shards " << 1 + two_shards;
+    for (const SafetensorsFile& file : directory_->files()) {
+      for (const SafetensorsEntry& entry : file.entries()) {
+        EXPECT_TRUE(theirs.contains(entry.name) || theirs.contains(QuantisedOwner(entry.name)) ||
+                    ClassifyExtra(*architecture_, entry.name) == ExtraTensor::kUnused)
+            << entry.name << " is left out";
+      }
     }
   }
 }
@@ -193,10 +214,10 @@ TEST_P(HuggingFaceFixtures, LogitsLossAndGradients) {
   ParameterStore store(config.dtype, DeviceType::kCpu);
   model.DeclareParameters(&store);
   store.Allocate();
-  const std::vector<TensorMapping> mappings = Map(false), runtime = Map(true);
+  const std::vector<TensorMapping>&mappings = model_.mappings, runtime = MapGradients();
   ASSERT_EQ(mappings.size(), store.parameters().size());
   for (size_t i = 0; i < mappings.size(); ++i) {
-    const Values values = Import(mappings[i], *weights_, "");
+    const Values values = Weights(mappings[i]);
     ASSERT_EQ(static_cast<int64_t>(values.size()), store[static_cast<int>(i)].value.size()) << mappings[i].ours;
     std::copy(values.begin(), values.end(), store[static_cast<int>(i)].value.as<float>());
   }
@@ -232,11 +253,12 @@ TEST_P(HuggingFaceFixtures, LogitsLossAndGradients) {
     const Parameter& parameter = store[static_cast<int>(i)];
     // A router's correction bias is no parameter to transformers.
     if (parameter.spec.name.ends_with(".expert_bias")) continue;
-    const double difference = RelativeDifference(parameter.main_grad.as<float>(), Import(runtime[i], *reference_, "grad."));
+    const double difference = RelativeDifference(parameter.main_grad.as<float>(), ImportGradient(runtime[i], *reference_));
     EXPECT_LE(difference, 1e-4) << parameter.spec.name;
     worst = std::max(worst, difference);
   }
-  fmt::print("{}: loss {:.1e}, logits {:.1e}, worst gradient {:.1e}\n", GetParam(), loss_difference, logits_difference, worst);
+  fmt::print("{}: loss {:.1e}, logits {:.1e}, worst gradient {:.1e}\n", NameOfFolder(GetParam()), loss_difference,
+             logits_difference, worst);
 }
 
 // One line a fixture.
@@ -270,6 +292,20 @@ INSTANTIATE_TEST_SUITE_P(Families, HuggingFaceFixtures,
                                          "minimax_m2"          //
                                          ),
                          [](const auto& info) { return info.param; });
+
+std::vector<std::string> FreshModels() {
+  std::vector<std::string> folders;
+  std::error_code error;
+  const char* parent = std::getenv("MB_HF_MODELS");
+  for (std::filesystem::directory_iterator it(parent == nullptr ? "" : parent, error), end; !error && it != end; ++it) {
+    folders.push_back(std::filesystem::absolute(it->path()));
+  }
+  std::sort(folders.begin(), folders.end());
+  return folders;
+}
+
+INSTANTIATE_TEST_SUITE_P(Fresh, HuggingFaceFixtures, testing::ValuesIn(FreshModels()),
+                         [](const auto& info) { return NameOfFolder(info.param); });
 
 }  // namespace
 }  // namespace mbridge
