@@ -174,7 +174,7 @@ TEST_F(CheckpointTest, StripesOfTwoRanksLoadOnOne) {
     if (ranks > 1) {
       spec.shard_axis = 0;
       spec.shard_begin = 6 / ranks * rank;
-      spec.shard_stripes = 2;
+      spec.stripes = {6 / ranks, 6 / ranks};
     }
     return spec;
   };

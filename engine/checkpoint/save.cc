@@ -21,23 +21,26 @@ namespace mbridge {
 void AppendCheckpointTensors(const std::string& name, const ParameterSpec& spec, const Tensor& tensor, int64_t flat_begin,
                              bool write_here, std::vector<CheckpointTensor>* tensors) {
   const int axis = spec.shard_axis;
-  if (axis < 0 || spec.shard_stripes == 1) {
+  if (axis < 0 || spec.stripes.empty()) {
     tensors->push_back(
         {name, spec.global_shape, spec.shape, axis, axis < 0 ? 0 : spec.shard_begin, flat_begin, tensor, write_here});
     return;
   }
   if (axis != 0) ThrowEngineError("tensor {}: stripes of axis {}", name, axis);
-  Shape stripe = spec.shape;
-  stripe[0] /= spec.shard_stripes;
-  const int64_t size = stripe.NumElements(), end = flat_begin + tensor.size();
+  const int64_t ranks = spec.global_shape[0] / spec.shape[0], rank = spec.shard_begin / spec.stripes[0];
+  const int64_t row = spec.shape.NumElements() / spec.shape[0], end = flat_begin + tensor.size();
   const Tensor flat = tensor.View({tensor.size()});
-  for (int i = 0; i < spec.shard_stripes; ++i) {
-    const int64_t first = std::max(flat_begin, i * size), last = std::min(end, (i + 1) * size);
-    if (first >= last) continue;
-    Tensor part = flat.Rows(first - flat_begin, last - first);
-    if (part.size() == size) part = part.View(stripe);
-    tensors->push_back({name, spec.global_shape, stripe, 0, i * spec.global_shape[0] / spec.shard_stripes + spec.shard_begin,
-                        first - i * size, part, write_here});
+  int64_t above = 0;  // Rows of the stripes before, of this rank.
+  for (const int64_t rows : spec.stripes) {
+    Shape stripe = spec.shape;
+    stripe[0] = rows;
+    const int64_t begin = above * row, first = std::max(flat_begin, begin), last = std::min(end, begin + rows * row);
+    if (first < last) {
+      Tensor part = flat.Rows(first - flat_begin, last - first);
+      if (part.size() == rows * row) part = part.View(stripe);
+      tensors->push_back({name, spec.global_shape, stripe, 0, above * ranks + rank * rows, first - begin, part, write_here});
+    }
+    above += rows;
   }
 }
 

@@ -12,15 +12,16 @@ namespace mbridge {
 
 // How a parameter is laid out over tensor-parallel ranks, drawn and decayed.
 struct ParameterSpec {
-  std::string name;               // Megatron-Core's: "decoder.layers.0.self_attention.linear_qkv.weight".
-  Shape shape;                    // Of this rank's shard.
-  Shape global_shape;             // Of the whole tensor.
-  int shard_axis = -1;            // Axis split over the tensor-parallel group; -1 = replicated.
-  int64_t shard_begin = 0;        // First global index of this rank along shard_axis, in the first stripe.
-  int shard_stripes = 1;          // Equal stripes of shard_axis, each split over the ranks: 2 for gate and linear half of fc1.
-  bool trainable = true;          // False: state beside the weights (a router's expert bias): F32, no gradient, no optimizer.
-  bool weight_decay = true;       // False: 1-D tensors and biases (Megatron-LM's no-decay group).
-  bool partial_gradient = false;  // Each tensor-parallel rank has a part of its gradient: they are summed.
+  std::string name;         // Megatron-Core's: "decoder.layers.0.self_attention.linear_qkv.weight".
+  Shape shape;              // Of this rank's shard.
+  Shape global_shape;       // Of the whole tensor.
+  int shard_axis = -1;      // Axis split over the tensor-parallel group; -1 = replicated.
+  int64_t shard_begin = 0;  // First global index of this rank along shard_axis, in the first stripe.
+  // Stripes of shard_axis, each split over the ranks: gate and linear half of fc1, the parts of Mamba's in_proj. Empty: one.
+  std::vector<int64_t> stripes = {};  // Their indices of this rank; together shape[shard_axis].
+  bool trainable = true;              // False: state beside the weights (a router's expert bias): F32, no gradient, no optimizer.
+  bool weight_decay = true;           // False: 1-D tensors and biases (Megatron-LM's no-decay group).
+  bool partial_gradient = false;      // Each tensor-parallel rank has a part of its gradient: they are summed.
 };
 
 struct Parameter {

@@ -82,6 +82,26 @@ void ValidateScales(const GptConfig& config) {
   RequireAbove("logits_scaling", config.logits_scaling, 0.0);
 }
 
+// Each layer has something that it does.
+void ValidateMixers(const GptConfig& config) {
+  ValidateLayerPattern("mlp_layer_freq", config.mlp_layer_freq, config.num_layers);
+  if (!config.mixers.empty() && std::cmp_not_equal(config.mixers.size(), config.num_layers)) {
+    throw EngineError(v1::REASON_INVALID_CONFIG, fmt::format("model.hybrid_layer_pattern says {} layers: model.num_layers is {}",
+                                                             config.mixers.size(), config.num_layers));
+  }
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    if (MixerOf(config, layer) != MixerKind::kNone || HasMlp(config, layer)) continue;
+    throw EngineError(v1::REASON_INVALID_CONFIG, fmt::format("layer {} has neither a mixer nor an MLP", layer));
+  }
+  for (const auto& [field, value] : {std::pair{"attention_in_multiplier", config.attention_in_multiplier},
+                                     {"attention_out_multiplier", config.attention_out_multiplier},
+                                     {"key_multiplier", config.key_multiplier},
+                                     {"mlp_gate_multiplier", config.mlp_gate_multiplier},
+                                     {"mlp_out_multiplier", config.mlp_out_multiplier}}) {
+    RequireAbove(field, value, 0.0);
+  }
+}
+
 [[noreturn]] void Unsupported(std::string_view what) {
   throw EngineError(v1::REASON_UNSUPPORTED_MODEL, fmt::format("this engine does not build {} yet", what));
 }
@@ -98,14 +118,33 @@ bool HasRope(const GptConfig& config, int64_t layer) {
   return config.no_rope_freq.empty() || config.no_rope_freq[static_cast<size_t>(layer)] == 0;
 }
 
-bool IsMoeLayer(const GptConfig& config, int64_t layer) {
-  const auto& pattern = config.moe_layer_freq;
-  return config.num_moe_experts > 0 && (pattern.empty() || pattern[static_cast<size_t>(layer)] != 0);
+MixerKind MixerOf(const GptConfig& config, int64_t layer) {
+  return config.mixers.empty() ? MixerKind::kAttention : config.mixers[static_cast<size_t>(layer)];
 }
 
-int64_t CountMoeLayers(const GptConfig& config) {
+bool HasAttention(const GptConfig& config, int64_t layer) {
+  const MixerKind mixer = MixerOf(config, layer);
+  return mixer == MixerKind::kAttention || mixer == MixerKind::kAttentionAndMamba2;
+}
+
+bool HasMamba(const GptConfig& config, int64_t layer) {
+  const MixerKind mixer = MixerOf(config, layer);
+  return mixer == MixerKind::kMamba2 || mixer == MixerKind::kAttentionAndMamba2;
+}
+
+bool HasMlp(const GptConfig& config, int64_t layer) {
+  const auto& pattern = config.mlp_layer_freq;
+  return pattern.empty() || pattern[static_cast<size_t>(layer)] != 0;
+}
+
+bool IsMoeLayer(const GptConfig& config, int64_t layer) {
+  const auto& pattern = config.moe_layer_freq;
+  return HasMlp(config, layer) && config.num_moe_experts > 0 && (pattern.empty() || pattern[static_cast<size_t>(layer)] != 0);
+}
+
+int64_t CountLayers(const GptConfig& config, bool (*has)(const GptConfig&, int64_t)) {
   int64_t count = 0;
-  for (int64_t layer = 0; layer < config.num_layers; ++layer) count += IsMoeLayer(config, layer) ? 1 : 0;
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) count += has(config, layer) ? 1 : 0;
   return count;
 }
 
@@ -134,16 +173,20 @@ double OutputInitStd(const GptConfig& config) {
 void ValidateGptConfig(const GptConfig& config) {
   RequirePositive("num_layers", config.num_layers);
   RequirePositive("hidden_size", config.hidden_size);
-  RequirePositive("num_attention_heads", config.num_attention_heads);
-  RequirePositive("num_query_groups", config.num_query_groups);
-  RequirePositive("kv_channels", config.kv_channels);
+  ValidateMixers(config);
+  if (CountLayers(config, HasAttention) > 0) {
+    RequirePositive("num_attention_heads", config.num_attention_heads);
+    RequirePositive("num_query_groups", config.num_query_groups);
+    RequirePositive("kv_channels", config.kv_channels);
+    RequireMultiple("num_attention_heads", config.num_attention_heads, "num_query_groups", config.num_query_groups);
+  }
   ValidateLayerPattern("moe_layer_freq", config.moe_layer_freq, config.num_layers);
+  const int64_t moe_layers = CountLayers(config, IsMoeLayer);
   ValidateMoe(config);
   ValidateMla(config);
-  if (CountMoeLayers(config) < config.num_layers) RequirePositive("ffn_hidden_size", config.ffn_hidden_size);
+  if (CountLayers(config, HasMlp) > moe_layers) RequirePositive("ffn_hidden_size", config.ffn_hidden_size);
   RequirePositive("seq_length", config.seq_length);
   RequirePositive("vocab_size (padded)", config.padded_vocab_size);
-  RequireMultiple("num_attention_heads", config.num_attention_heads, "num_query_groups", config.num_query_groups);
   RequireProbability("hidden_dropout", config.hidden_dropout);
   RequireProbability("attention_dropout", config.attention_dropout);
   if (config.position_embedding == PositionKind::kLearnedAbsolute && config.max_position_embeddings < config.seq_length) {
@@ -159,8 +202,9 @@ void ValidateGptConfig(const GptConfig& config) {
   ValidateLayerPattern("window_attn_skip_freq", config.window_attn_skip_freq, config.num_layers);
   ValidateLayerPattern("no_rope_freq", config.no_rope_freq, config.num_layers);
   ValidateScales(config);
-  if (config.activation == ActivationKind::kQuickGeglu && CountMoeLayers(config) < config.num_layers)
+  if (config.activation == ActivationKind::kQuickGeglu && CountLayers(config, HasMlp) > moe_layers)
     Unsupported("plain MLPs with a gated quick GELU");
+  if (!config.mixers.empty() || !config.mlp_layer_freq.empty()) Unsupported("layers with other mixers than attention");
   if (config.qk_layernorm && config.normalization != NormKind::kRmsNorm)
     Unsupported("query-key norms of another kind than RMSNorm");
 }

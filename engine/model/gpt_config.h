@@ -16,6 +16,8 @@ enum class NormKind : uint8_t { kLayerNorm, kRmsNorm };
 enum class ActivationKind : uint8_t { kGelu, kSwiGlu, kGeluTanh, kGeglu, kGegluTanh, kSquaredRelu, kQuickGeglu };
 enum class LoadBalancing : uint8_t { kNone, kBatch, kSequence };  // Over a microbatch's tokens, over each sequence's.
 enum class PositionKind : uint8_t { kLearnedAbsolute, kRope, kNone };
+// What lets the tokens of a layer see each other. kAttentionAndMamba2: both read one norm, and their outputs are added.
+enum class MixerKind : uint8_t { kAttention, kMamba2, kGatedDeltaNet, kAttentionAndMamba2, kNone };
 
 struct GptConfig {
   bool operator==(const GptConfig&) const = default;
@@ -54,6 +56,31 @@ struct GptConfig {
   double logits_scaling = 1;                        // Logits are divided by it, before the soft cap.
   bool tied_embeddings = true;                      // share_embeddings_and_output_weights.
   double layernorm_epsilon = 1e-5;
+
+  // What layers are made of (hybrid_layer_pattern).
+  std::vector<MixerKind> mixers = {};        // By layer; empty: attention everywhere.
+  std::vector<int64_t> mlp_layer_freq = {};  // By layer, 1: an MLP or experts follow, 0: not; empty: everywhere.
+  double attention_in_multiplier = 1;        // Of what attention reads; also of the output of linear_qkv.
+  double key_multiplier = 1;                 // Of the keys.
+  double attention_out_multiplier = 1;       // Of what attention adds to the residual stream.
+  double mlp_gate_multiplier = 1;            // Of the gate half of linear_fc1.
+  double mlp_out_multiplier = 1;             // Of what the MLP adds to the residual stream.
+
+  // Mamba-2 (engine/model/mamba.h): mamba_num_heads of mamba_head_dim each.
+  int64_t mamba_state_dim = 0;
+  int64_t mamba_head_dim = 0;
+  int64_t mamba_num_groups = 0;  // Of heads that share B and C.
+  int64_t mamba_num_heads = 0;
+  int64_t mamba_conv_kernel = 4;
+  bool mamba_conv_bias = true;
+  bool mamba_rms_norm = true;     // The gated output is normalised, in
+  int64_t mamba_norm_groups = 0;  // this many groups; 0: mamba_num_groups.
+  bool mamba_norm_before_gate = false;
+  double mamba_dt_min = 0;                     // Bounds of the time steps, after softplus;
+  double mamba_dt_max = 0;                     // 0: none.
+  double mamba_in_multiplier = 1;              // Of what the mixer reads.
+  double mamba_out_multiplier = 1;             // Of what it adds to the residual stream.
+  std::vector<double> mamba_multipliers = {};  // Of the parts z, x, B, C and dt of in_proj's output; empty: 1.
 
   // Multi-latent attention: keys and values from a latent vector of kv_lora_rank.
   bool multi_latent_attention = false;
@@ -136,9 +163,16 @@ bool HasRope(const GptConfig& config, int64_t layer);
 
 bool IsGated(ActivationKind kind);
 
+MixerKind MixerOf(const GptConfig& config, int64_t layer);
+// Whether a layer has attention, a Mamba-2 mixer, an MLP or experts.
+bool HasAttention(const GptConfig& config, int64_t layer);
+bool HasMamba(const GptConfig& config, int64_t layer);
+bool HasMlp(const GptConfig& config, int64_t layer);
+// Layers that have it; `has` is one of the functions above or IsMoeLayer.
+int64_t CountLayers(const GptConfig& config, bool (*has)(const GptConfig&, int64_t));
+
 // Whether the MLP of a layer is a mixture of experts.
 bool IsMoeLayer(const GptConfig& config, int64_t layer);
-int64_t CountMoeLayers(const GptConfig& config);
 
 // Width of the attention's output, before linear_proj.
 int64_t ContextWidth(const GptConfig& config);

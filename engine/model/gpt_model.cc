@@ -117,7 +117,7 @@ struct GptModel::Impl {
   // How a parameter is split over the tensor-parallel ranks.
   struct Split {
     int axis = -1;
-    int stripes = 1;
+    std::vector<int64_t> stripes = {};
     bool partial_gradient = false;
   };
 
@@ -128,8 +128,8 @@ struct GptModel::Impl {
       spec.partial_gradient = split.partial_gradient;
       if (split.axis >= 0) {
         spec.shard_axis = split.axis;
-        spec.shard_stripes = split.stripes;
-        spec.shard_begin = tensor_parallel.rank() * (shape[split.axis] / split.stripes);
+        spec.stripes = split.stripes;
+        spec.shard_begin = tensor_parallel.rank() * (split.stripes.empty() ? shape[split.axis] : split.stripes[0]);
         spec.global_shape[split.axis] *= tensor_parallel.size();
       }
     }
@@ -148,11 +148,12 @@ struct GptModel::Impl {
     return {.gamma = gamma, .beta = Declare(store, name + ".bias", {config.hidden_size}, {}, OfStream())};
   }
 
-  // out and in of this rank; `stripes` of a layer split by columns.
+  // out and in of this rank; `halves`: of a layer split by columns, each half is.
   Linear DeclareLinear(ParameterStore* store, const std::string& name, int64_t out, int64_t in, double std, LinearSplit kind,
-                       bool add_bias = false, int stripes = 1) {
+                       bool add_bias = false, bool halves = false) {
     const bool columns = kind == LinearSplit::kColumns;
-    const Split of_weight = columns ? Split{.axis = 0, .stripes = stripes} : Split{.axis = 1};
+    Split of_weight{.axis = columns ? 0 : 1};
+    if (halves) of_weight.stripes = {out / 2, out / 2};
     Linear linear{.split = kind};
     linear.weight =
         Declare(store, name + ".weight", {out, in}, {InitRule::Kind::kModelParallelNormal, static_cast<float>(std)}, of_weight);
@@ -179,7 +180,6 @@ struct GptModel::Impl {
     const std::string prefix = fmt::format("decoder.layers.{}.", layer);
     const GptConfig& c = share;
     const int64_t q = c.num_attention_heads * c.kv_channels, kv = c.num_query_groups * c.kv_channels;
-    const int halves = Fc1Width(c) == c.ffn_hidden_size ? 1 : 2;
     LayerParameters p;
     p.layer = layer;
     if (c.pre_layernorm) p.input_norm = DeclareNorm(store, prefix + "input_layernorm");
@@ -211,7 +211,7 @@ struct GptModel::Impl {
       p.moe = DeclareMoe(c, prefix + "mlp.", DeclareFor(store));
     } else {
       p.fc1 = DeclareLinear(store, prefix + "mlp.linear_fc1", Fc1Width(c), c.hidden_size, c.init_method_std,
-                            LinearSplit::kColumns, false, halves);
+                            LinearSplit::kColumns, false, IsGated(c.activation));
       p.fc2 =
           DeclareLinear(store, prefix + "mlp.linear_fc2", c.hidden_size, c.ffn_hidden_size, OutputInitStd(c), LinearSplit::kRows);
     }
@@ -539,7 +539,7 @@ double GptModel::FlopsPerToken() const {
   const double mlp = h * static_cast<double>(Fc1Width(c) + c.ffn_hidden_size);
   const double experts =
       3 * h * static_cast<double>(c.moe_router_topk * c.moe_ffn_hidden_size + c.moe_shared_expert_intermediate_size);
-  const auto moe_layers = static_cast<double>(CountMoeLayers(c)), layers = static_cast<double>(c.num_layers);
+  const auto moe_layers = static_cast<double>(CountLayers(c, IsMoeLayer)), layers = static_cast<double>(c.num_layers);
   return 6 * (layers * (projections + core) + (layers - moe_layers) * mlp + moe_layers * experts +
               h * static_cast<double>(c.padded_vocab_size));
 }

@@ -194,18 +194,21 @@ MoeParameters DeclareMoe(const GptConfig& c, const std::string& prefix,
     return first;
   };
   const InitRule::Kind normal = InitRule::Kind::kExpertNormal;
-  p.fc1 = experts("linear_fc1.weight", {.shape = {2 * n, h}, .rule = {normal, in_std}, .axis = 0, .halves = true}, 0);
+  p.fc1 = experts("linear_fc1.weight", {.shape = {2 * n, h}, .rule = {normal, in_std}, .axis = 0, .stripes = {n, n}}, 0);
   p.fc2 = experts("linear_fc2.weight", {.shape = {h, n}, .rule = {normal, out_std}, .axis = 1}, 1);
   if (c.add_bias_linear) {
-    p.fc1_bias = experts("linear_fc1.bias", {.shape = {2 * n}, .axis = 0, .halves = true}, 0);
+    p.fc1_bias = experts("linear_fc1.bias", {.shape = {2 * n}, .axis = 0, .stripes = {n, n}}, 0);
     p.fc2_bias = experts("linear_fc2.bias", {.shape = {h}}, 0);
   }
   const int64_t shared = c.moe_shared_expert_intermediate_size;
   if (shared == 0) return p;
   const InitRule::Kind dense = InitRule::Kind::kModelParallelNormal;
   const std::string name = prefix + "shared_experts.";
-  p.shared_fc1.weight =
-      declare({.name = name + "linear_fc1.weight", .shape = {2 * shared, h}, .rule = {dense, in_std}, .axis = 0, .halves = true});
+  p.shared_fc1.weight = declare({.name = name + "linear_fc1.weight",
+                                 .shape = {2 * shared, h},
+                                 .rule = {dense, in_std},
+                                 .axis = 0,
+                                 .stripes = {shared, shared}});
   p.shared_fc2.weight = declare({.name = name + "linear_fc2.weight", .shape = {h, shared}, .rule = {dense, out_std}, .axis = 1});
   if (c.moe_shared_expert_gate) {
     p.shared_gate = declare({.name = name + "gate_weight", .shape = {1, h}, .rule = {InitRule::Kind::kCpuNormal, in_std}});

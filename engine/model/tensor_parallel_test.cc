@@ -29,13 +29,17 @@ std::vector<float> Floats(const Tensor& tensor) {
 std::vector<float> ShardOf(const std::vector<float>& whole, const ParameterSpec& spec) {
   if (spec.shard_axis < 0) return whole;
   const int64_t rows = spec.global_shape[0], columns = spec.global_shape.NumElements() / rows;
-  const int64_t stripe = spec.global_shape[spec.shard_axis] / spec.shard_stripes;
-  const int64_t width = spec.shape[spec.shard_axis] / spec.shard_stripes;
+  const std::vector<int64_t> stripes = spec.stripes.empty() ? std::vector{spec.shape[spec.shard_axis]} : spec.stripes;
+  const int64_t ranks = spec.global_shape[spec.shard_axis] / spec.shape[spec.shard_axis];
+  std::vector<char> mine;  // By index along the axis.
+  for (const int64_t width : stripes) {
+    for (int64_t i = 0; i < width * ranks; ++i) mine.push_back(i / width == spec.shard_begin / stripes[0]);
+  }
   std::vector<float> shard;
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < columns; ++j) {
-      const int64_t place = (spec.shard_axis == 0 ? i : j) % stripe - spec.shard_begin;
-      if (place >= 0 && place < width) shard.push_back(whole[static_cast<size_t>(i * columns + j)]);
+      if (mine[static_cast<size_t>(spec.shard_axis == 0 ? i : j)] != 0)
+        shard.push_back(whole[static_cast<size_t>(i * columns + j)]);
     }
   }
   return shard;

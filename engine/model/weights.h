@@ -19,6 +19,10 @@ struct InitRule {
     kExpertNormal,         // The same from the expert-parallel stream.
     kCpuNormal,            // Normal of deviation `value`, drawn on the CPU.
     kCpuEmbedding,  // torch.nn.Embedding on the CPU: one standard normal filling thrown away, then one of deviation `value`.
+    // From the model-parallel stream, for Mamba-2 (megatron/core/ssm/mamba_mixer.py):
+    kUniform,   // In (-value, value).
+    kMambaDt,   // The inverse of softplus of a time step, log-uniform in (0.001, 0.1).
+    kMambaLog,  // The logarithm of a uniform number in (1, 16).
   };
   Kind kind = Kind::kConstant;
   float value = 0.0f;
@@ -30,8 +34,8 @@ struct ParameterDeclaration {
   std::string name;
   Shape shape;
   InitRule rule;
-  int axis = -1;        // The one that tensor parallelism splits; -1: none.
-  bool halves = false;  // It is split in each of its two halves.
+  int axis = -1;                      // The one that tensor parallelism splits; -1: none.
+  std::vector<int64_t> stripes = {};  // It is split in each of these stripes (ParameterSpec), given for this rank.
   bool trainable = true;
 };
 

@@ -1,6 +1,7 @@
 #include "engine/train/model_keys.h"
 
 #include "engine/train/expert_parts.h"
+#include "engine/train/mixer_parts.h"
 #include "engine/train/model_parts.h"
 
 namespace mbridge {
@@ -42,6 +43,7 @@ v1::ModelConfig ModelKeys(const GptConfig& model) {
   keys.set_init_method_std(model.init_method_std);
   WriteModelParts(model, &keys);
   WriteExpertParts(model, &keys);
+  WriteMixerParts(model, &keys);
   return keys;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/train/expert_parts.h"
+#include "engine/train/mixer_parts.h"
 #include "engine/train/model_parts.h"
 #include "mbridge/v1/config.pb.h"
 #include "proto/rpc/status_details.h"
@@ -71,6 +72,7 @@ void ReadModel(const v1::ConfigContainer& config, TrainingPlan* plan, Problems* 
   gpt.sequence_parallel = model.sequence_parallel();
   gpt.dtype = ModelDType(config);
   ReadExpertParts(model, &gpt, problems);
+  ReadMixerParts(model, &gpt, problems);
 }
 
 void ReadBatches(const v1::ConfigContainer& config, int data_parallel_size, TrainingPlan* plan, Problems* problems) {
