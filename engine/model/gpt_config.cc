@@ -102,6 +102,29 @@ void ValidateMixers(const GptConfig& config) {
   }
 }
 
+// Sides of the matrix products: whole blocks, and what tensor cores want. `config` may be a rank's share.
+void ValidateLowPrecision(const GptConfig& config) {
+  const LowPrecisionOptions& options = config.low_precision;
+  if (!options.enabled()) return;
+  if (config.dtype == DType::kF32) {
+    throw EngineError(v1::REASON_INVALID_CONFIG, "model.fp8 or model.fp4 with parameters in F32: BF16 or F16");
+  }
+  const int64_t block = options.recipe == ScalingRecipe::kMxfp8 ? 32 : 16;
+  const auto require = [block](std::string_view field, int64_t side) {
+    if (side % block == 0) return;
+    throw EngineError(v1::REASON_INVALID_CONFIG,
+                      fmt::format("{} is {} with model.fp8 or model.fp4: a multiple of {}", field, side, block));
+  };
+  require("model.hidden_size", config.hidden_size);
+  if (CountLayers(config, HasMlp) > CountLayers(config, IsMoeLayer))
+    require("model.ffn_hidden_size on a rank", config.ffn_hidden_size);
+  require("the width of a rank's heads", ContextWidth(config));
+  if (!config.multi_latent_attention) {
+    require("the width of a rank's queries, keys and values",
+            (config.num_attention_heads + 2 * config.num_query_groups) * config.kv_channels);
+  }
+}
+
 [[noreturn]] void Unsupported(std::string_view what) {
   throw EngineError(v1::REASON_UNSUPPORTED_MODEL, fmt::format("this engine does not build {} yet", what));
 }
@@ -153,6 +176,11 @@ bool IsGated(ActivationKind kind) {
          kind == ActivationKind::kQuickGeglu;
 }
 
+bool IsLowPrecisionLayer(const GptConfig& config, int64_t layer) {
+  const LowPrecisionOptions& options = config.low_precision;
+  return options.enabled() && layer >= options.first_layers_apart && layer < config.num_layers - options.last_layers_apart;
+}
+
 int64_t ContextWidth(const GptConfig& config) {
   return config.num_attention_heads * (config.multi_latent_attention ? config.v_head_dim : config.kv_channels);
 }
@@ -202,6 +230,8 @@ void ValidateGptConfig(const GptConfig& config) {
   ValidateLayerPattern("window_attn_skip_freq", config.window_attn_skip_freq, config.num_layers);
   ValidateLayerPattern("no_rope_freq", config.no_rope_freq, config.num_layers);
   ValidateScales(config);
+  ValidateLowPrecision(config);
+  if (config.low_precision.enabled()) Unsupported("linear layers in 8 or 4 bits");
   if (config.activation == ActivationKind::kQuickGeglu && CountLayers(config, HasMlp) > moe_layers)
     Unsupported("plain MLPs with a gated quick GELU");
   if (!config.mixers.empty() || !config.mlp_layer_freq.empty()) Unsupported("layers with other mixers than attention");

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/core/dtype.h"
+#include "engine/model/low_precision.h"
 #include "engine/ops/router.h"
 
 namespace mbridge {
@@ -146,6 +147,8 @@ struct GptConfig {
 
   // Numerics. The defaults are Megatron-LM's command line; Megatron-Bridge's vanilla GPT turns both fusions off.
   DType dtype = DType::kBF16;  // Parameters and activations: BF16, F16 or F32.
+  // Linear layers of attention and plain MLPs; all else, output layer and master weights included, keeps its type.
+  LowPrecisionOptions low_precision = {};
   // GELU: tanh approximation, one rounding; off: bias added with a rounding, then exact erf. SwiGLU: one rounding; off: each
   // step.
   bool bias_activation_fusion = true;
@@ -173,6 +176,9 @@ int64_t CountLayers(const GptConfig& config, bool (*has)(const GptConfig&, int64
 
 // Whether the MLP of a layer is a mixture of experts.
 bool IsMoeLayer(const GptConfig& config, int64_t layer);
+
+// Whether the linear layers of a layer run in low precision.
+bool IsLowPrecisionLayer(const GptConfig& config, int64_t layer);
 
 // Width of the attention's output, before linear_proj.
 int64_t ContextWidth(const GptConfig& config);

@@ -10,6 +10,7 @@
 #include "engine/train/expert_parts.h"
 #include "engine/train/mixer_parts.h"
 #include "engine/train/model_parts.h"
+#include "engine/train/precision_parts.h"
 #include "mbridge/v1/config.pb.h"
 #include "proto/rpc/status_details.h"
 
@@ -71,6 +72,7 @@ void ReadModel(const v1::ConfigContainer& config, TrainingPlan* plan, Problems* 
   gpt.cross_entropy_loss_fusion = model.cross_entropy_loss_fusion();
   gpt.sequence_parallel = model.sequence_parallel();
   gpt.dtype = ModelDType(config);
+  ReadLowPrecision(model, &gpt, problems);
   ReadExpertParts(model, &gpt, problems);
   ReadMixerParts(model, &gpt, problems);
 }

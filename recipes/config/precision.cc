@@ -107,6 +107,16 @@ void SpreadType(const std::string& type, const std::string& source, ConfigState*
   }
 }
 
+// The narrow types of mixed_precision become the model's, as in Megatron-Bridge.
+void SpreadNarrowTypes(ConfigState* state) {
+  for (const char* name : {"fp8", "fp8_recipe", "fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_wgrad",
+                           "fp8_dot_product_attention", "fp8_multi_head_attention", "fp8_param", "first_last_layers_bf16",
+                           "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16", "fp4", "fp4_recipe", "fp4_param"}) {
+    state->Unify(std::string("mixed_precision.") + name, std::string("model.") + name,
+                 std::string("mixed_precision.") + name + " and model." + name + " mean the same");
+  }
+}
+
 }  // namespace
 
 void DerivePrecision(ConfigState* state) {
@@ -131,6 +141,10 @@ void DerivePrecision(ConfigState* state) {
     }
   }
   SpreadType(type, source, state);
+  if (config.mixed_precision().has_fp8() || config.mixed_precision().has_fp4() || config.model().has_fp8() ||
+      config.model().has_fp4()) {
+    SpreadNarrowTypes(state);
+  }
   for (const char* name : {"loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"}) {
     state->Unify(std::string("optimizer.") + name, std::string("mixed_precision.") + name,
                  std::string("optimizer.") + name + " and mixed_precision." + name + " mean the same");

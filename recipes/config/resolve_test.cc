@@ -584,8 +584,82 @@ TEST(Rules, Precision) {
   EXPECT_THAT(Violation(Submit(With(CorrelationRun(), {"model.bf16=false"})).status(), "model.bf16"),
               HasSubstr("mixed_precision=bf16_mixed"));
   EXPECT_EQ(ReasonOf(Submit(With(CorrelationRun(), {"ddp.grad_reduce_in_fp32=false"})).status()), v1::REASON_UNSUPPORTED_MODEL);
-  EXPECT_EQ(ReasonOf(Submit(With(CorrelationRun(), {"mixed_precision=bf16_with_fp8_current_scaling_mixed"})).status()),
-            v1::REASON_UNSUPPORTED_MODEL);
+}
+
+TEST(Rules, NarrowPrecisions) {
+  struct Expected {
+    const char* preset;
+    const char *fp8, *recipe;
+    int64_t first, last;
+    bool fp16;
+  };
+  for (const Expected& e : {Expected{"bf16_with_fp8_delayed_scaling_mixed", "hybrid", "delayed", -1, -1, false},
+                            {"fp16_with_fp8_delayed_scaling_mixed", "hybrid", "delayed", -1, -1, true},
+                            {"bf16-with-fp8-current-scaling-mixed", "hybrid", "tensorwise", 1, 1, false},
+                            {"fp16_with_fp8_current_scaling_mixed", "hybrid", "tensorwise", 1, 1, true},
+                            {"nemotron_h_bf16_with_fp8_current_scaling_mixed", "hybrid", "tensorwise", 2, 2, false},
+                            {"nanov2_bf16_with_fp8_current_scaling_mixed", "hybrid", "blockwise", 2, 2, false},
+                            {"bf16_with_fp8_subchannel_scaling_mixed", "hybrid", "blockwise", -1, -1, false},
+                            {"fp16_with_mxfp8_mixed", "e4m3", "mxfp8", -1, -1, true},
+                            {"bf16_with_nvfp4_mixed", "", "", -1, -1, false},
+                            {"nemotron_3_super_bf16_with_nvfp4_mixed", "", "", 0, 14, false}}) {
+    SCOPED_TRACE(e.preset);
+    auto resolved = Submit(With(CorrelationRun(), {std::string("mixed_precision=") + e.preset}));
+    ASSERT_TRUE(resolved.ok()) << resolved.status();
+    const v1::ModelConfig& model = resolved->config().model();
+    EXPECT_EQ(model.fp8(), e.fp8);
+    EXPECT_EQ(model.fp4(), *e.fp8 == 0 ? "e2m1" : "");
+    if (*e.fp8 != 0) EXPECT_EQ(model.fp8_recipe(), e.recipe);
+    EXPECT_EQ(model.fp16(), e.fp16);
+    EXPECT_EQ(model.first_last_layers_bf16(), e.first >= 0);
+    if (e.first >= 0) {
+      EXPECT_EQ(model.num_layers_at_start_in_bf16(), e.first);
+      EXPECT_EQ(model.num_layers_at_end_in_bf16(), e.last);
+    }
+  }
+  const std::string delayed = "mixed_precision=bf16_with_fp8_delayed_scaling_mixed";
+  auto changed = Submit(With(CorrelationRun(), {delayed, "model.fp8_amax_history_len=16", "mixed_precision.fp8_margin=2"}));
+  ASSERT_TRUE(changed.ok()) << changed.status();
+  EXPECT_EQ(changed->config().model().fp8_amax_history_len(), 16);
+  EXPECT_EQ(changed->config().model().fp8_margin(), 2);
+  EXPECT_EQ(changed->config().model().fp8_amax_compute_algo(), "max");
+  auto by_model = Submit(With(CorrelationRun(), {"model.fp8=e4m3", "model.fp8_recipe=blockwise"}));
+  ASSERT_TRUE(by_model.ok()) << by_model.status();
+  EXPECT_EQ(by_model->config().model().fp8_recipe(), "blockwise");
+}
+
+TEST(Rules, RefusedNarrowPrecisions) {
+  const auto submit = [](const std::vector<std::string>& lines) {
+    std::vector<std::string> all = CorrelationRun();
+    for (const std::string& line : lines) all = With(Without(all, line.substr(0, line.find('='))), {line});
+    return Submit(all);
+  };
+  const auto violation = [&](const std::vector<std::string>& lines, const char* key) {
+    return Violation(submit(lines).status(), key);
+  };
+  const auto unsupported = [&](const std::vector<std::string>& lines) {
+    const absl::Status status = submit(lines).status();
+    EXPECT_EQ(ReasonOf(status), v1::REASON_UNSUPPORTED_MODEL);
+    return std::string(status.message());
+  };
+  const std::string current = "mixed_precision=bf16_with_fp8_current_scaling_mixed";
+  EXPECT_THAT(unsupported({current, "model.fp8_dot_product_attention=true"}), HasSubstr("16 bits"));
+  EXPECT_THAT(unsupported({current, "model.fp8_output_proj=true"}), HasSubstr("accepted: false"));
+  EXPECT_THAT(unsupported({current, "model.fp8_recipe=custom"}), HasSubstr("tensorwise"));
+  EXPECT_THAT(violation({current, "model.fp8_recipe=delaid"}, "model.fp8_recipe"), HasSubstr("did you mean delayed?"));
+  EXPECT_THAT(violation({current, "model.fp8_margin=17"}, "model.fp8_margin"), HasSubstr("0 .. 16"));
+  EXPECT_THAT(violation({current, "model.fp8_amax_history_len=0"}, "model.fp8_amax_history_len"), HasSubstr("1 .. 16384"));
+  EXPECT_THAT(violation({current, "model.fp4=e2m1"}, "model.fp4"), HasSubstr("model.fp8"));
+  EXPECT_THAT(violation({"mixed_precision=fp32", "model.fp8=hybrid"}, "model.fp8"), HasSubstr("bf16_mixed"));
+  EXPECT_THAT(violation({current, "model.ffn_hidden_size=1000"}, "model.ffn_hidden_size"), HasSubstr("multiples of 16"));
+  EXPECT_THAT(violation({"mixed_precision=bf16_with_mxfp8_mixed", "model.ffn_hidden_size=1008"}, "model.ffn_hidden_size"),
+              HasSubstr("multiples of 32"));
+  EXPECT_THAT(violation({current, "train.micro_batch_size=1", "model.seq_length=1000", "dataset.seq_length=1000"},
+                        "train.micro_batch_size"),
+              HasSubstr("1000"));
+  auto all_apart = Submit(With(CorrelationRun(), {current}));
+  ASSERT_TRUE(all_apart.ok());
+  EXPECT_THAT(all_apart->warnings(), Contains(HasSubstr("keep all model.num_layers (2) layers in 16 bits")));
 }
 
 TEST(Rules, Vocabulary) {

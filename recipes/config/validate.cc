@@ -209,6 +209,7 @@ void ValidateModel(ConfigState* state) {
     state->Fail("tokenizer.vocab_size", "is " + Number(tokens) + "; mock data need 2 or more");
   ValidateRotary(state);
   ValidateExperts(state);
+  ValidatePrecision(state);
   ValidateSize(state);
 }
 
@@ -315,6 +316,8 @@ std::vector<FieldViolation> UnsupportedKeys(const ConfigState& state) {
   }
   const std::vector<FieldViolation> parts = UnsupportedModelParts(state.config.model());
   unsupported.insert(unsupported.end(), parts.begin(), parts.end());
+  const std::vector<FieldViolation> precision = UnsupportedPrecision(state.config.model());
+  unsupported.insert(unsupported.end(), precision.begin(), precision.end());
   const std::vector<FieldViolation> experts = UnsupportedExpertParts(state.config.model());
   unsupported.insert(unsupported.end(), experts.begin(), experts.end());
   return unsupported;

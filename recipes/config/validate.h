@@ -25,6 +25,11 @@ void ValidateSchedule(const CommandLine& command, ConfigState* state);
 // Keys whose value needs an engine part that this version doesn't have, as "key=value (accepted: ...)".
 std::vector<FieldViolation> UnsupportedKeys(const ConfigState& state);
 
+// 8-bit and 4-bit linear layers: what fits together. Called by ValidateModel.
+void ValidatePrecision(ConfigState* state);
+// Values of their keys that the engine does not have. Part of UnsupportedKeys.
+std::vector<FieldViolation> UnsupportedPrecision(const v1::ModelConfig& model);
+
 // Experts: sizes that don't fit together. Called by ValidateModel.
 void ValidateExperts(ConfigState* state);
 // Values of the keys of experts and multi-latent attention that the engine does not have. Part of UnsupportedKeys.
