@@ -32,6 +32,11 @@ class Device {
   virtual Context MakeContext(size_t workspace_bytes) = 0;
   // Waits for all work of the context's stream. Throws REASON_ENGINE_ERROR for a fault of an earlier kernel.
   virtual void Synchronize(const Context& context) = 0;
+  struct Memory {
+    int64_t free_bytes = 0, total_bytes = 0;
+  };
+  // Of the whole device, of all processes; zeros on the CPU.
+  virtual Memory MemoryNow() = 0;
 };
 
 // Throws EngineError for a device that this program was built without.

@@ -222,6 +222,8 @@ void ValidateGptConfig(const GptConfig& config) {
                       fmt::format("model.max_position_embeddings is {}: at least model.seq_length = {}",
                                   config.max_position_embeddings, config.seq_length));
   }
+  if (config.recompute == Recompute::kUniform || config.recompute == Recompute::kBlock)
+    RequirePositive("recompute_num_layers", config.recompute_num_layers);
   if (config.dtype != DType::kBF16 && config.dtype != DType::kF16 && config.dtype != DType::kF32) {
     throw EngineError(v1::REASON_INVALID_CONFIG, fmt::format("model dtype {}: BF16, F16 or F32", NameOf(config.dtype)));
   }

@@ -19,6 +19,20 @@ enum class LoadBalancing : uint8_t { kNone, kBatch, kSequence };  // Over a micr
 enum class PositionKind : uint8_t { kLearnedAbsolute, kRope, kNone };
 // What lets the tokens of a layer see each other. kAttentionAndMamba2: both read one norm, and their outputs are added.
 enum class MixerKind : uint8_t { kAttention, kMamba2, kGatedDeltaNet, kAttentionAndMamba2, kNone };
+// Which layers are computed again in backward, from their inputs alone: none; all, with one kept input for several
+// neighbours; the first few, each by itself; parts of every layer.
+enum class Recompute : uint8_t { kNone, kUniform, kBlock, kSelective };
+
+// Parts of a layer whose results are not kept.
+struct RecomputeModules {
+  bool operator==(const RecomputeModules&) const = default;
+  bool core_attention = false;  // Probabilities of scores and their dropout mask. Flash attention has none.
+  bool mlp = false;             // Both sides of the activation.
+  bool layernorm = false;       // Outputs of the norms before attention and MLP.
+  bool mla_up_proj = false;     // Queries, keys and values of multi-latent attention.
+  bool moe = false;             // Everything of a layer's experts.
+  bool moe_act = false;         // The experts' activation.
+};
 
 struct GptConfig {
   bool operator==(const GptConfig&) const = default;
@@ -144,6 +158,13 @@ struct GptConfig {
 
   // With several tensor-parallel ranks: norms, hidden dropouts and the residual stream on 1/ranks of the sequence each.
   bool sequence_parallel = false;
+
+  // Memory for time: the bits are the same.
+  Recompute recompute = Recompute::kNone;
+  int64_t recompute_num_layers = 1;         // kUniform: layers for one kept input; kBlock: layers.
+  RecomputeModules recompute_modules = {};  // kSelective.
+
+  bool deterministic = false;  // On a GPU: the same bits in every run. A CPU's always are.
 
   // Numerics. The defaults are Megatron-LM's command line; Megatron-Bridge's vanilla GPT turns both fusions off.
   DType dtype = DType::kBF16;  // Parameters and activations: BF16, F16 or F32.

@@ -114,6 +114,23 @@ void WriteRope(const GptConfig& model, v1::ModelConfig* keys) {
   if (scaled) keys->set_rope_attention_factor(model.rope_attention_factor);
 }
 
+void ReadRecompute(const v1::ModelConfig& keys, GptConfig* model) {
+  if (keys.recompute_granularity() == "full") {
+    model->recompute = keys.recompute_method() == "block" ? Recompute::kBlock : Recompute::kUniform;
+    model->recompute_num_layers = keys.recompute_num_layers();
+  } else if (keys.recompute_granularity() == "selective") {
+    model->recompute = Recompute::kSelective;
+    const auto& names = keys.recompute_modules();
+    const auto has = [&names](const char* name) { return std::find(names.begin(), names.end(), name) != names.end(); };
+    model->recompute_modules = {.core_attention = names.empty() || has("core_attn"),
+                                .mlp = has("mlp"),
+                                .layernorm = has("layernorm"),
+                                .mla_up_proj = has("mla_up_proj"),
+                                .moe = has("moe"),
+                                .moe_act = has("moe_act")};
+  }
+}
+
 }  // namespace
 
 void ReadActivation(const v1::ModelConfig& keys, GptConfig* model, std::vector<FieldViolation>* problems) {
@@ -156,6 +173,8 @@ void ReadModelParts(const v1::ModelConfig& keys, GptConfig* model, std::vector<F
       "model.no_rope_freq", keys.no_rope_freq(), model->num_layers, [](int64_t layer, int64_t n) { return layer % n == 0; },
       problems);
   if (model->position_embedding == PositionKind::kRope) ReadRope(keys, model, problems);
+  ReadRecompute(keys, model);
+  model->deterministic = keys.deterministic_mode();
 }
 
 void WriteModelParts(const GptConfig& model, v1::ModelConfig* keys) {

@@ -210,6 +210,7 @@ void ValidateModel(ConfigState* state) {
   ValidateRotary(state);
   ValidateExperts(state);
   ValidatePrecision(state);
+  ValidateExecution(state);
   ValidateSize(state);
 }
 
@@ -320,6 +321,8 @@ std::vector<FieldViolation> UnsupportedKeys(const ConfigState& state) {
   unsupported.insert(unsupported.end(), precision.begin(), precision.end());
   const std::vector<FieldViolation> experts = UnsupportedExpertParts(state.config.model());
   unsupported.insert(unsupported.end(), experts.begin(), experts.end());
+  const std::vector<FieldViolation> execution = UnsupportedExecution(state.config.model());
+  unsupported.insert(unsupported.end(), execution.begin(), execution.end());
   return unsupported;
 }
 

@@ -29,6 +29,9 @@ std::vector<FieldViolation> UnsupportedKeys(const ConfigState& state);
 void ValidatePrecision(ConfigState* state);
 // Values of their keys that the engine does not have. Part of UnsupportedKeys.
 std::vector<FieldViolation> UnsupportedPrecision(const v1::ModelConfig& model);
+// Recomputation and CUDA graphs: what fits together, and what the engine does not have. Called by ValidateModel, UnsupportedKeys.
+void ValidateExecution(ConfigState* state);
+std::vector<FieldViolation> UnsupportedExecution(const v1::ModelConfig& model);
 
 // Experts: sizes that don't fit together. Called by ValidateModel.
 void ValidateExperts(ConfigState* state);

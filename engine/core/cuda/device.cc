@@ -76,6 +76,11 @@ class CudaDevice : public Device {
       if (waited.count() > 0.1) std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
   }
+  Memory MemoryNow() override {
+    size_t free = 0, total = 0;
+    MB_CUDA(cudaMemGetInfo(&free, &total));
+    return {static_cast<int64_t>(free), static_cast<int64_t>(total)};
+  }
 };
 
 std::map<int, std::function<void(double)>> g_watches;

@@ -1,0 +1,28 @@
+// Bytes that a rank of a training run allocates, known before anything is.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/train/training_plan.h"
+#include "mbridge/v1/recipe.pb.h"
+
+namespace mbridge {
+
+// Scratch of a rank's operators on a GPU: cuBLASLt wants 32 MiB and more on Hopper.
+inline constexpr size_t kOperatorWorkspaceBytes = size_t{128} << 20;
+
+// Of every rank of the plan (the fullest; they are equal but for rounding), from the same declarations as the run itself, on
+// plan.device. Needs no GPU. checkpoint_bytes is not set. Throws EngineError for a model that cannot be built.
+v1::MemoryEstimate PlanMemory(const TrainingPlan& plan);
+
+// The layouts that need at most `available` bytes a rank, found among changes of micro batch, recomputation, optimizer and tensor
+// parallelism: a line for each, with its keys and its need, and a last line on experts where there are. Up to five, those nearest
+// to the configuration first; at least one line, which says so if there is none.
+std::vector<std::string> LayoutsThatFit(const v1::ResolvedConfig& resolved, DeviceType device, int64_t available);
+
+// Empty if the plan needs at most `available` bytes. Else what it needs, what there is, and the layouts that fit.
+std::string WhyTooLarge(const v1::ResolvedConfig& resolved, const TrainingPlan& plan, int64_t available);
+
+}  // namespace mbridge

@@ -1,0 +1,70 @@
+// How a step is executed: recomputation, CUDA graphs.
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "recipes/config/validate.h"
+
+namespace mbridge::recipes {
+namespace {
+
+constexpr std::array<std::string_view, 6> kModules = {"core_attn", "mlp", "layernorm", "mla_up_proj", "moe", "moe_act"};
+
+std::string Number(int64_t value) { return std::to_string(value); }
+
+void ValidateModules(const v1::ModelConfig& model, ConfigState* state) {
+  const auto fail = [&](const std::string& module, const std::string& why) {
+    state->Fail("model.recompute_modules", "has " + module + "; " + why);
+  };
+  for (const std::string& module : model.recompute_modules()) {
+    if (std::find(kModules.begin(), kModules.end(), module) == kModules.end()) {
+      fail(module, "allowed: core_attn, mlp, layernorm, mla_up_proj, moe, moe_act");
+    } else if (module == "mla_up_proj" && !model.multi_latent_attention()) {
+      fail(module, "allowed only with model.multi_latent_attention");
+    } else if (module.starts_with("moe") && model.num_moe_experts() == 0) {
+      fail(module, "allowed only with model.num_moe_experts");
+    }
+  }
+}
+
+void ValidateFullRecompute(const v1::ModelConfig& model, ConfigState* state) {
+  if (!model.has_recompute_method())
+    state->Fail("model.recompute_method", "is not set with model.recompute_granularity=full; allowed: uniform, block");
+  if (!model.has_recompute_num_layers()) {
+    state->Fail("model.recompute_num_layers", "is not set with model.recompute_granularity=full; allowed: 1 .. " +
+                                                  Number(model.num_layers()) + ", 1 keeps least");
+  } else if (model.num_layers() > 0 && model.recompute_num_layers() > model.num_layers()) {
+    state->Fail("model.recompute_num_layers", "is " + Number(model.recompute_num_layers()) +
+                                                  "; allowed: 1 .. model.num_layers, which is " + Number(model.num_layers()));
+  }
+}
+
+}  // namespace
+
+void ValidateExecution(ConfigState* state) {
+  const v1::ModelConfig& model = state->config.model();
+  const std::string& granularity = model.recompute_granularity();
+  if (granularity == "full") ValidateFullRecompute(model, state);
+  if (granularity == "selective") {
+    ValidateModules(model, state);
+    if (model.has_recompute_method())
+      state->Fail("model.recompute_method", "is " + model.recompute_method() +
+                                                " with model.recompute_granularity=selective; allowed: null, or "
+                                                "model.recompute_granularity=full");
+  } else if (!model.recompute_modules().empty()) {
+    state->warnings.push_back("model.recompute_modules has no effect without model.recompute_granularity=selective");
+  }
+}
+
+std::vector<FieldViolation> UnsupportedExecution(const v1::ModelConfig& model) {
+  constexpr const char* kMissing = ", which needs an engine part that this version does not have; accepted: ";
+  std::vector<FieldViolation> parts;
+  const std::string& graphs = model.cuda_graph_impl();
+  if (!graphs.empty() && graphs != "none") parts.push_back({"model.cuda_graph_impl", "is " + graphs + kMissing + "none"});
+  if (model.deterministic_mode()) parts.push_back({"model.deterministic_mode", std::string("is true") + kMissing + "false"});
+  if (model.has_recompute_granularity())
+    parts.push_back({"model.recompute_granularity", "is " + model.recompute_granularity() + kMissing + "null"});
+  return parts;
+}
+
+}  // namespace mbridge::recipes
