@@ -242,16 +242,15 @@ void ValidateGptConfig(const GptConfig& config) {
 }
 
 void RequireCudaParts(const GptConfig& c) {
-  const auto require = [](bool has, const char* part) {
-    if (has) return;
-    throw EngineError(v1::REASON_UNSUPPORTED_MODEL,
-                      fmt::format("{} has no CUDA operator in this version; --device cpu trains it", part));
+  const auto require = [](const char* field, int64_t value, int64_t most) {
+    if (value <= most) return;
+    throw EngineError(
+        v1::REASON_UNSUPPORTED_MODEL,
+        fmt::format("model.{} is {}: the CUDA router takes up to {}; --device cpu trains more", field, value, most));
   };
-  require(c.num_moe_experts == 0, "a mixture of experts (model.num_moe_experts)");
-  require(!c.multi_latent_attention, "multi-latent attention (model.multi_latent_attention)");
-  require(!c.attention_sinks, "an attention sink (model.softmax_type=learnable)");
-  require(c.activation != ActivationKind::kQuickGeglu, "this activation (model.activation_func)");
-  require(c.logits_scaling == 1 && c.final_logit_softcapping == 0, "a scale or soft cap of the logits");
+  if (c.num_moe_experts == 0) return;
+  require("num_moe_experts", c.num_moe_experts, 512);
+  require("moe_router_topk", c.moe_router_topk, 32);
 }
 
 }  // namespace mbridge

@@ -14,6 +14,9 @@
 namespace mbridge {
 namespace {
 
+// Where the experts' weight gradients are rounded before they join the main gradients.
+DType GradientPrecision(const Step& step) { return step.fuse_gradients() ? DType::kF32 : step.precision; }
+
 DType RouterPrecision(const Step& step) { return step.config->moe_router_fp32 ? DType::kF32 : step.precision; }
 
 ExpertActivationOptions ExpertActivationOf(const Step& step) {
@@ -122,7 +125,7 @@ void ExpertsBackward(const Step& step, const MoeParameters& p, const Weights& we
   const Tensor& offsets = r.rows.offsets;
   GatherRows(context, dy, r.rows, scratch.sorted_a);
   GroupedGemmInputGradient(context, scratch.sorted_a, Values(step, weights, p.fc2), offsets, scratch.d_activated);
-  GroupedGemmWeightGradient(context, scratch.sorted_a, r.activated, offsets, step.precision, Grads(step, weights, p.fc2),
+  GroupedGemmWeightGradient(context, scratch.sorted_a, r.activated, offsets, GradientPrecision(step), Grads(step, weights, p.fc2),
                             scratch.weight_grad);
   ExpertActivationBackward(context, scratch.d_activated, r.fc1_output, r.rows, r.probabilities, ExpertActivationOf(step),
                            scratch.d_fc1, scratch.d_probabilities);
@@ -133,8 +136,8 @@ void ExpertsBackward(const Step& step, const MoeParameters& p, const Weights& we
                        Grads(step, weights, p.fc1_bias), {});
   }
   GatherRows(context, x, r.rows, scratch.sorted_a);
-  GroupedGemmWeightGradient(context, scratch.d_fc1, scratch.sorted_a, offsets, step.precision, Grads(step, weights, p.fc1),
-                            scratch.weight_grad);
+  GroupedGemmWeightGradient(context, scratch.d_fc1, scratch.sorted_a, offsets, GradientPrecision(step),
+                            Grads(step, weights, p.fc1), scratch.weight_grad);
   GroupedGemmInputGradient(context, scratch.d_fc1, Values(step, weights, p.fc1), offsets, scratch.sorted_b);
   SumRows(context, scratch.sorted_b, r.rows, {}, step.precision, dx);
 }

@@ -1,4 +1,5 @@
 // Matrix products of many experts at once: rows [offsets[e], offsets[e + 1]) belong to expert e. An expert may have no rows.
+// On CUDA the experts' tensors stand equally far apart in memory, and the counts of rows are never read by the host.
 #pragma once
 
 #include <span>
@@ -16,7 +17,7 @@ extern Op<void(const Context&, const Tensor& x, std::span<const Tensor> weights,
 extern Op<void(const Context&, const Tensor& dy, std::span<const Tensor> weights, const Tensor& offsets, const Tensor& dx)>
     GroupedGemmInputGradient;
 
-// main_grads[e] += round(dy_e^T x_e), F32 [out, in]. scratch F32, at least out * in.
+// main_grads[e] += round(dy_e^T x_e), F32 [out, in]. scratch F32, at least out * in; not used on CUDA.
 extern Op<void(const Context&, const Tensor& dy, const Tensor& x, const Tensor& offsets, DType precision,
                std::span<const Tensor> main_grads, const Tensor& scratch)>
     GroupedGemmWeightGradient;

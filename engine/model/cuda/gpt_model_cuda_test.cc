@@ -139,6 +139,68 @@ GptConfig TinyLlama() {
   return config;
 }
 
+// Mixtral, Qwen2-MoE and Qwen3-MoE: the scores are of the chosen; a shared expert with a gate.
+GptConfig TinyMoe() {
+  GptConfig config = TinyLlama();
+  config.num_moe_experts = 8;
+  config.moe_ffn_hidden_size = 96;
+  config.moe_router_topk = 2;
+  config.moe_aux_loss_coeff = 1e-2;
+  config.moe_z_loss_coeff = 1e-3;
+  config.moe_shared_expert_intermediate_size = 160;
+  config.moe_shared_expert_gate = true;
+  return config;
+}
+
+// DeepSeek-V2-Lite: latent attention with interleaved pairs and YaRN, a first dense layer, shared experts.
+GptConfig TinyDeepSeek() {
+  GptConfig config = TinyMoe();
+  config.num_query_groups = config.num_attention_heads = 4;
+  config.multi_latent_attention = true;
+  config.kv_lora_rank = 48;
+  config.qk_head_dim = 32;
+  config.qk_pos_emb_head_dim = 16;
+  config.kv_channels = 48;
+  config.v_head_dim = 40;
+  config.rotary_interleaved = true;
+  config.yarn_rotary_scaling_factor = 4;
+  config.rope_original_length = 16;
+  config.mscale_all_dim = 0.707;
+  config.moe_layer_freq = {0, 1};
+  config.moe_router_score = RouterScore::kSoftmax;
+  config.moe_shared_expert_gate = false;
+  return config;
+}
+
+// GPT-OSS: sinks, windows in every other layer, biases, clamped quick GELU with an offset.
+GptConfig TinyGptOss() {
+  GptConfig config = TinyMoe();
+  config.add_bias_linear = true;
+  config.attention_sinks = true;
+  config.attention_window = 13;
+  config.window_attn_skip_freq = {1, 0};
+  config.activation = ActivationKind::kQuickGeglu;
+  config.activation_clamp = 7;
+  config.glu_linear_offset = 1;
+  config.moe_shared_expert_intermediate_size = 0;
+  config.moe_shared_expert_gate = false;
+  return config;
+}
+
+// Gemma 2 and 3: sandwich norms, soft caps, GeGLU, local layers with a rotary base of their own, scaled tied embeddings.
+GptConfig TinyGemma() {
+  GptConfig config = TinyLlama();
+  config.activation = ActivationKind::kGegluTanh;
+  config.tied_embeddings = config.post_layernorm = config.layernorm_zero_centered_gamma = config.qk_layernorm = true;
+  config.attention_window = 17;
+  config.window_attn_skip_freq = {1, 0};
+  config.rotary_base_local = 1000;
+  config.attn_logit_softcapping = 5;
+  config.final_logit_softcapping = 3;
+  config.embedding_multiplier = 11.3;
+  return config;
+}
+
 TEST(CudaModelSmall, GptInFp32) {
   MB_NEEDS_GPU();
   GptConfig config = TinyGpt();
@@ -174,6 +236,78 @@ TEST(CudaModelSmall, GptInBF16) {
 TEST(CudaModelSmall, LlamaInBF16) {
   MB_NEEDS_GPU();
   ExpectAgrees(TinyLlama(), 2, 1e-3, 2e-2);
+}
+
+TEST(CudaModelSmall, ExpertsInFp32) {
+  MB_NEEDS_GPU();
+  GptConfig config = TinyMoe();
+  config.dtype = DType::kF32;
+  ExpectAgrees(config, 2, 1e-5, 2e-5);
+  config.bias_activation_fusion = false;
+  config.moe_load_balancing = LoadBalancing::kSequence;
+  ExpectAgrees(config, 2, 1e-5, 2e-5);
+}
+
+// DeepSeek-V3: a sigmoid router with groups and a bias, queries from a latent vector too.
+TEST(CudaModelSmall, DeepSeekInFp32) {
+  MB_NEEDS_GPU();
+  GptConfig config = TinyDeepSeek();
+  config.dtype = DType::kF32;
+  ExpectAgrees(config, 2, 1e-5, 2e-5);
+  config.q_lora_rank = 56;
+  config.moe_router_score = RouterScore::kSigmoid;
+  config.moe_router_enable_expert_bias = true;
+  config.moe_router_num_groups = 4;
+  config.moe_router_group_topk = 2;
+  config.moe_router_group_experts = 2;
+  config.moe_router_topk = 3;
+  config.moe_router_topk_scaling_factor = 2.5;
+  config.moe_load_balancing = LoadBalancing::kSequence;
+  ExpectAgrees(config, 2, 1e-5, 2e-5);
+}
+
+TEST(CudaModelSmall, GptOssInFp32) {
+  MB_NEEDS_GPU();
+  GptConfig config = TinyGptOss();
+  config.dtype = DType::kF32;
+  ExpectAgrees(config, 2, 1e-5, 2e-5);
+}
+
+TEST(CudaModelSmall, GemmaInFp32) {
+  MB_NEEDS_GPU();
+  GptConfig config = TinyGemma();
+  config.dtype = DType::kF32;
+  ExpectAgrees(config, 2, 1e-5, 2e-5);
+  config.qk_norm_over_projection = true;  // OLMo-2's place and scope of the norms, a scale of the logits.
+  config.pre_layernorm = config.layernorm_zero_centered_gamma = false;
+  config.attn_logit_softcapping = config.final_logit_softcapping = 0;
+  config.logits_scaling = 3;
+  config.residual_multiplier = 0.3;
+  ExpectAgrees(config, 2, 1e-5, 2e-5);
+}
+
+// A token whose second and third score are a rounding apart may change its expert, and that expert's gradient by as much as a
+// token counts: here every expert is chosen, and what differs is the arithmetic alone.
+TEST(CudaModelSmall, FamiliesInBF16) {
+  MB_NEEDS_GPU();
+  for (GptConfig config : {TinyMoe(), TinyDeepSeek(), TinyGptOss(), TinyGemma()}) {
+    if (config.num_moe_experts > 0) config.num_moe_experts = config.moe_router_topk = 3;
+    SCOPED_TRACE(fmt::format("latent {}, sinks {}, experts {}", config.multi_latent_attention, config.attention_sinks,
+                             config.num_moe_experts));
+    ExpectAgrees(config, 2, 1e-3, 2e-2);
+  }
+}
+
+TEST(CudaModelSmall, RefusesMoreExpertsThanTheRouterTakes) {
+  GptConfig config = TinyMoe();
+  config.num_moe_experts = 513;
+  try {
+    RequireCudaParts(config);
+    FAIL() << "513 experts";
+  } catch (const EngineError& error) {
+    EXPECT_NE(std::string(error.what()).find("num_moe_experts is 513: the CUDA router takes up to 512"), std::string::npos)
+        << error.what();
+  }
 }
 
 }  // namespace

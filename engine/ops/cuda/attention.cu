@@ -17,6 +17,18 @@ struct Heads {
   __device__ int64_t Plane(int64_t n) const { return (first + n) * per_group + j; }
 };
 
+// Attention sinks: a score of each of `count` heads, and what stands in AttentionSinks::probabilities.
+template <class T> struct Sinks {
+  const T* scores;  // Null: none.
+  float* rows;
+  int64_t count;
+};
+template <class T> Sinks<T> SinksOf(const AttentionOptions& o, bool keep_rows) {
+  const Tensor& scores = o.sinks.scores;
+  if (scores.empty()) return {nullptr, nullptr, 1};
+  return {static_cast<const T*>(scores.data), keep_rows ? o.sinks.probabilities.as<float>() : nullptr, o.heads};
+}
+
 // What the kernels share of the options.
 struct Rows {
   int64_t s, stride, window;
@@ -32,7 +44,7 @@ template <class T> __device__ __forceinline__ float Dropped(float probability, c
 // the scores are made of `uncapped` first.
 template <class T, class Saved>
 __global__ void SoftmaxForward(T* scores, const float* uncapped, float cap, Saved* probabilities, const uint8_t* keep,
-                               float keep_scale, Rows rows, Heads heads) {
+                               float keep_scale, Sinks<T> sinks, Rows rows, Heads heads) {
   __shared__ float shared[32];
   const int64_t query = blockIdx.x, plane = heads.Plane(blockIdx.y) * rows.s * rows.s + query * rows.s;
   const int64_t begin = rows.FirstKey(query), at = (blockIdx.y * rows.s + query) * rows.stride;
@@ -42,12 +54,16 @@ __global__ void SoftmaxForward(T* scores, const float* uncapped, float cap, Save
     for (int64_t j = threadIdx.x; j < rows.s; j += blockDim.x) row[j] = Narrow<T>(cap * tanhf(uncapped[at + j] * inverse));
     __syncthreads();
   }
-  float largest = -INFINITY;
+  const int64_t head = heads.Plane(blockIdx.y);
+  const float sink = sinks.scores == nullptr ? -INFINITY : Widen(sinks.scores[head % sinks.count]);
+  float largest = sink;
   for (int64_t j = begin + threadIdx.x; j <= query; j += blockDim.x) largest = fmaxf(largest, Widen(row[j]));
   largest = BlockMax(largest, shared);
   float sum = 0.0f;
   for (int64_t j = begin + threadIdx.x; j <= query; j += blockDim.x) sum += expf(Widen(row[j]) - largest);
-  const float inverse = 1.0f / BlockSum(sum, shared);
+  const float of_sink = sinks.scores == nullptr ? 0.0f : expf(sink - largest);
+  const float inverse = 1.0f / (BlockSum(sum, shared) + of_sink);
+  if (sinks.rows != nullptr && threadIdx.x == 0) sinks.rows[head * rows.s + query] = of_sink * inverse;
   for (int64_t j = threadIdx.x; j < rows.s; j += blockDim.x) {
     if (j < begin || j > query) {
       row[j] = Narrow<T>(0.0f);
@@ -62,7 +78,7 @@ __global__ void SoftmaxForward(T* scores, const float* uncapped, float cap, Save
 // One block as above: dD becomes dS in place, `dropped` gets D; both zero where masked.
 template <class T, class Saved, bool kRoundProduct>
 __global__ void SoftmaxBackward(T* grads, T* dropped, const Saved* probabilities, const uint8_t* keep, float keep_scale,
-                                Rows rows, Heads heads) {
+                                Sinks<T> sinks, Rows rows, Heads heads) {
   __shared__ float shared[32];
   const int64_t query = blockIdx.x, plane = heads.Plane(blockIdx.y) * rows.s * rows.s + query * rows.s;
   const int64_t begin = rows.FirstKey(query), at = (blockIdx.y * rows.s + query) * rows.stride;
@@ -76,6 +92,7 @@ __global__ void SoftmaxBackward(T* grads, T* dropped, const Saved* probabilities
   float sum = 0.0f;
   for (int64_t j = begin + threadIdx.x; j <= query; j += blockDim.x) sum += product(j);
   sum = BlockSum(sum, shared);
+  if (sinks.rows != nullptr && threadIdx.x == 0) sinks.rows[heads.Plane(blockIdx.y) * rows.s + query] *= -sum;
   for (int64_t j = threadIdx.x; j < rows.s; j += blockDim.x) {
     const bool seen = j >= begin && j <= query;
     dropped[at + j] = Narrow<T>(seen ? Dropped<T>(Widen(probability[j]), kept, j, keep_scale) : 0.0f);
@@ -92,24 +109,33 @@ template <class T> __global__ void SoftCapBackward(T* grads, const float* uncapp
   }
 }
 
+// gradient[head] += round(sum over samples and rows of what the rows have left).
+template <class T> __global__ void AddSinkGradients(const float* rows, int64_t batch, int64_t s, int64_t heads, float* gradient) {
+  __shared__ float shared[32];
+  float sum = 0.0f;
+  for (int64_t i = threadIdx.x; i < batch * s; i += blockDim.x) sum += rows[(i / s * heads + blockIdx.x) * s + i % s];
+  sum = BlockSum(sum, shared);
+  if (threadIdx.x == 0) gradient[blockIdx.x] += Round<T>(sum);
+}
+
 // d_qkv of unscaled products to its final values: queries are scaled; keys are scaled, and with values summed over the heads of
-// their group, which stand in key_grads and value_grads [n, j, s, d] unless there is only one.
+// their group, which stand in key_grads [n, j, s, d] and value_grads [n, j, s, v] unless there is only one.
 template <class T>
 __global__ void FinishGradients(T* d_qkv, const T* key_grads, const T* value_grads, int64_t s, int64_t batch, int64_t groups,
-                                int64_t per_group, int64_t d, float scale) {
-  const int64_t slots = per_group + 2, count = s * batch * groups * slots * d;
+                                int64_t per_group, int64_t d, int64_t v, float scale) {
+  const int64_t width = (per_group + 1) * d + v, count = s * batch * groups * width;
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
-    const int64_t channel = i % d, slot = i / d % slots, n = i / (d * slots) % (batch * groups),
-                  token = i / (d * slots * batch * groups);
-    const bool is_value = slot == per_group + 1;
-    if (slot < per_group || per_group == 1) {
+    const int64_t column = i % width, n = i / width % (batch * groups), token = i / (width * batch * groups);
+    const bool is_value = column >= (per_group + 1) * d;
+    if (column < per_group * d || per_group == 1) {
       if (!is_value) d_qkv[i] = Narrow<T>(Widen(d_qkv[i]) * scale);
       continue;
     }
-    const T* grads = (is_value ? value_grads : key_grads) + (n * per_group * s + token) * d + channel;
+    const int64_t size = is_value ? v : d, channel = column - (is_value ? (per_group + 1) * d : per_group * d);
+    const T* grads = (is_value ? value_grads : key_grads) + (n * per_group * s + token) * size + channel;
     float sum = 0.0f;
     for (int64_t j = 0; j < per_group; ++j) {
-      const float grad = Widen(grads[j * s * d]);
+      const float grad = Widen(grads[j * s * size]);
       sum += is_value ? grad : Round<T>(grad * scale);
     }
     d_qkv[i] = Narrow<T>(sum);
@@ -122,33 +148,36 @@ class Slices {
   Slices(const AttentionOptions& o, DType storage)
       : s_(o.seq_length),
         d_(o.head_size),
+        v_(o.value_width()),
         batch_(o.batch),
         heads_(o.heads),
         per_group_(o.heads / o.groups),
         storage_(storage),
-        layout_{o.heads, o.groups, o.head_size} {
-    if (o.value_width() != o.head_size || !o.sinks.scores.empty())
-      ThrowEngineError("attention on CUDA: values of another size than keys, and sinks, are not built");
-  }
+        layout_{o.heads, o.groups, o.head_size, o.value_size} {}
 
   // Slot `slot` (query j, key or value) of group n in a tensor laid out as qkv. One stride leads from group to group, also from
   // the last of a sample to the first of the next.
   Matrix InQkv(const Tensor& qkv, int64_t n, int64_t slot) const {
-    return At(qkv.data, n * qkv_stride() + slot * d_, batch_ * layout_.width());
+    return At(qkv.data, n * qkv_stride() + slot * d_, SizeOfSlot(slot), batch_ * layout_.width());
   }
   Matrix InContext(const Tensor& context, int64_t n, int64_t j) const {
-    return At(context.data, n * context_stride() + j * d_, batch_ * heads_ * d_);
+    return At(context.data, n * context_stride() + j * v_, v_, batch_ * heads_ * v_);
   }
-  Matrix InHeadGrads(void* grads, int64_t n, int64_t j) const { return At(grads, (n * per_group_ + j) * s_ * d_, d_); }
-  int64_t qkv_stride() const { return (per_group_ + 2) * d_; }
-  int64_t context_stride() const { return per_group_ * d_; }
-  int64_t head_grad_stride() const { return per_group_ * s_ * d_; }
+  // Of keys or values, by slot.
+  Matrix InHeadGrads(void* grads, int64_t n, int64_t j, int64_t slot) const {
+    const int64_t size = SizeOfSlot(slot);
+    return At(grads, (n * per_group_ + j) * s_ * size, size, size);
+  }
+  int64_t qkv_stride() const { return layout_.group_width(); }
+  int64_t context_stride() const { return per_group_ * v_; }
+  int64_t head_grad_stride(int64_t slot) const { return per_group_ * s_ * SizeOfSlot(slot); }
 
  private:
-  Matrix At(void* data, int64_t offset, int64_t stride) const {
-    return {static_cast<char*>(data) + offset * static_cast<int64_t>(SizeOf(storage_)), storage_, s_, d_, stride};
+  int64_t SizeOfSlot(int64_t slot) const { return slot == per_group_ + 1 ? v_ : d_; }
+  Matrix At(void* data, int64_t offset, int64_t size, int64_t stride) const {
+    return {static_cast<char*>(data) + offset * static_cast<int64_t>(SizeOf(storage_)), storage_, s_, size, stride};
   }
-  int64_t s_, d_, batch_, heads_, per_group_;
+  int64_t s_, d_, v_, batch_, heads_, per_group_;
   DType storage_;
   QkvLayout layout_;
 };
@@ -195,9 +224,9 @@ void AttentionForwardCuda(const Context& context, const Tensor& qkv, const Tenso
     const dim3 grid(static_cast<unsigned>(s), static_cast<unsigned>(count));
     WithType(storage, [&]<class T>(T) {
       const auto launch = [&]<class Saved>(Saved) {
-        SoftmaxForward<<<grid, kThreads, 0, StreamOf(context)>>>(static_cast<T*>(buffers.scores), buffers.uncapped, o.soft_cap,
-                                                                 static_cast<Saved*>(probabilities.data), kept, keep_scale,
-                                                                 Rows{s, w.stride, o.window}, Heads{first, per_group, j});
+        SoftmaxForward<<<grid, kThreads, 0, StreamOf(context)>>>(
+            static_cast<T*>(buffers.scores), buffers.uncapped, o.soft_cap, static_cast<Saved*>(probabilities.data), kept,
+            keep_scale, SinksOf<T>(o, !probabilities.empty()), Rows{s, w.stride, o.window}, Heads{first, per_group, j});
       };
       o.softmax_in_fp32 ? launch(float()) : launch(T());
     });
@@ -228,18 +257,18 @@ void AttentionBackwardCuda(const Context& context, const Tensor& d_context, cons
       const auto launch = [&]<class Saved, bool kRound>(Saved, std::bool_constant<kRound>) {
         SoftmaxBackward<T, Saved, kRound><<<grid, kThreads, 0, StreamOf(context)>>>(
             static_cast<T*>(buffers.scores), static_cast<T*>(buffers.dropped), static_cast<const Saved*>(probabilities.data),
-            kept, keep_scale, Rows{s, w.stride, o.window}, Heads{first, per_group, j});
+            kept, keep_scale, SinksOf<T>(o, true), Rows{s, w.stride, o.window}, Heads{first, per_group, j});
       };
       o.softmax_in_fp32 ? launch(float(), std::false_type()) : launch(T(), std::true_type());
     });
     MB_CUDA_LAUNCHED();
     const bool direct = per_group == 1;
     const auto to = [&](void* head_grads, int64_t slot) {
-      return direct ? slices.InQkv(d_qkv, first, slot) : slices.InHeadGrads(head_grads, first, j);
+      return direct ? slices.InQkv(d_qkv, first, slot) : slices.InHeadGrads(head_grads, first, j, slot);
     };
-    const int64_t to_stride = direct ? slices.qkv_stride() : slices.head_grad_stride();
+    const auto to_stride = [&](int64_t slot) { return direct ? slices.qkv_stride() : slices.head_grad_stride(slot); };
     CublasGemm(context, dropped, d_output, to(buffers.value_grads, per_group + 1), {.transpose_a = true},
-               {count, plane, slices.context_stride(), to_stride});
+               {count, plane, slices.context_stride(), to_stride(per_group + 1)});
     if (o.soft_cap > 0.0f) {
       CublasGemm(context, slices.InQkv(qkv, first, j), slices.InQkv(qkv, first, per_group), uncapped,
                  {.transpose_b = true, .alpha = o.scale}, {count, slices.qkv_stride(), slices.qkv_stride(), plane});
@@ -250,14 +279,18 @@ void AttentionBackwardCuda(const Context& context, const Tensor& d_context, cons
       MB_CUDA_LAUNCHED();
     }
     CublasGemm(context, grads, slices.InQkv(qkv, first, j), to(buffers.key_grads, per_group), {.transpose_a = true},
-               {count, plane, slices.qkv_stride(), to_stride});
+               {count, plane, slices.qkv_stride(), to_stride(per_group)});
     CublasGemm(context, grads, slices.InQkv(qkv, first, per_group), slices.InQkv(d_qkv, first, j), {},
                {count, plane, slices.qkv_stride(), slices.qkv_stride()});
   });
   WithType(storage, [&]<class T>(T) {
     FinishGradients<<<GridOf(d_qkv.size(), kThreads), kThreads, 0, StreamOf(context)>>>(
         static_cast<T*>(d_qkv.data), static_cast<const T*>(buffers.key_grads), static_cast<const T*>(buffers.value_grads), s,
-        o.batch, o.groups, per_group, o.head_size, o.scale);
+        o.batch, o.groups, per_group, o.head_size, o.value_width(), o.scale);
+    if (o.sinks.scores.empty()) return;
+    MB_CUDA_LAUNCHED();
+    AddSinkGradients<T><<<static_cast<unsigned>(o.heads), kThreads, 0, StreamOf(context)>>>(
+        o.sinks.probabilities.as<float>(), o.batch, s, o.heads, o.sinks.gradient.as<float>());
   });
   MB_CUDA_LAUNCHED();
 }

@@ -6,7 +6,7 @@ namespace mbridge::test {
 namespace {
 
 AttentionResult SolveOnGpu(const Gpu& gpu, const AttentionProblem& problem, Values* probabilities_out = nullptr) {
-  const AttentionOptions& o = problem.options;
+  AttentionOptions o = problem.options;
   const DType dtype = o.precision;
   const OnGpu qkv(dtype, problem.QkvShape(), problem.qkv), d_context(dtype, problem.ContextShape(), problem.d_context);
   const OnGpu context(dtype, problem.ContextShape()), d_qkv(dtype, problem.QkvShape());
@@ -14,10 +14,13 @@ AttentionResult SolveOnGpu(const Gpu& gpu, const AttentionProblem& problem, Valu
   const OnGpu keep(Owned(DType::kU8, problem.keep.empty() ? Shape{0} : problem.ScoreShape(), problem.keep));
   const OnGpu workspace(DType::kU8, {AttentionWorkspaceBytes(o, dtype, 1, DeviceType::kCuda)});
   const Tensor mask = problem.keep.empty() ? Tensor() : keep.tensor();
+  const OnGpu sinks(dtype, problem.SinkShape(), problem.sinks), sink_rows(DType::kF32, problem.RowShape());
+  const OnGpu d_sinks(DType::kF32, problem.SinkShape(), Values(problem.sinks.size()));
+  if (!problem.sinks.empty()) o.sinks = {sinks, sink_rows, d_sinks};
   AttentionForward(gpu, qkv, mask, o, probabilities, context, workspace);
   AttentionBackward(gpu, d_context, qkv, mask, probabilities, o, d_qkv, workspace);
   if (probabilities_out != nullptr) *probabilities_out = probabilities.ToValues();
-  return {context.ToValues(), d_qkv.ToValues()};
+  return {context.ToValues(), d_qkv.ToValues(), d_sinks.ToValues()};
 }
 
 constexpr AttentionShape kShapes[] = {
@@ -31,6 +34,11 @@ constexpr AttentionShape kShapes[] = {
     {100, 2, 2, 2, 192, 0.1},
     {64, 1, 4, 4, 256},
     {2, 3, 2, 1, 8},
+    {67, 2, 4, 4, 24, 0.0, 0, false, 0.0f, 16},
+    {40, 1, 4, 2, 12, 0.0, 7, false, 0.0f, 20},
+    {129, 1, 2, 2, 192, 0.0, 0, false, 0.0f, 128},
+    {65, 2, 8, 2, 64, 0.0, 0, false, 0.0f, 0, true},
+    {33, 2, 4, 4, 16, 0.25, 9, true, 0.0f, 0, true},
 };
 
 // Narrow types round at the same places; sums in another order turn a few roundings, which the tolerance leaves room for.

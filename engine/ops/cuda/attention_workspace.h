@@ -18,7 +18,7 @@ struct AttentionWorkspace {
   int64_t chunk;       // Heads at once.
   int64_t scores;      // Of a score buffer; there are two: scores then dS, and the dropped probabilities.
   int64_t uncapped;    // F32 scores before the soft cap; 0 without one.
-  int64_t head_grads;  // Of dK or dV of every head, [n, j, s, d]; 0 where a group has one head: these go straight to d_qkv.
+  int64_t head_grads;  // Of dK or dV of every head, [n, j, s, size]; 0 where a group has one head: these go straight to d_qkv.
 
   AttentionWorkspace(const AttentionOptions& o, DType storage) {
     element_size = static_cast<int64_t>(SizeOf(storage));
@@ -28,7 +28,7 @@ struct AttentionWorkspace {
                                 std::clamp<int64_t>(o.batch * o.groups, 1, kMaxChunk));
     scores = (chunk * plane + 127) / 128 * 128;
     uncapped = o.soft_cap > 0.0f ? scores : 0;
-    head_grads = o.heads == o.groups ? 0 : (o.batch * o.heads * o.seq_length * o.head_size + 127) / 128 * 128;
+    head_grads = o.heads == o.groups ? 0 : (o.batch * o.heads * o.seq_length * std::max(o.head_size, o.value_width()) + 127) / 128 * 128;
   }
   int64_t bytes() const { return (2 * scores + 2 * head_grads) * element_size + uncapped * static_cast<int64_t>(sizeof(float)); }
 };

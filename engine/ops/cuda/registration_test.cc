@@ -1,4 +1,4 @@
-// Every operator that a model accepted by RequireCudaParts (engine/model/gpt_config.h) uses has a CUDA twin. Needs no GPU.
+// Every operator that a model uses has a CUDA twin. Needs no GPU.
 #include <gtest/gtest.h>
 
 #include "engine/ops/attention.h"
@@ -9,15 +9,20 @@
 #include "engine/ops/dropout_mask.h"
 #include "engine/ops/embedding.h"
 #include "engine/ops/embedding_places.h"
+#include "engine/ops/expert_activation.h"
 #include "engine/ops/geglu.h"
 #include "engine/ops/gemm.h"
 #include "engine/ops/gradient_sums.h"
+#include "engine/ops/grouped_gemm.h"
 #include "engine/ops/layer_norm.h"
 #include "engine/ops/logit_transform.h"
 #include "engine/ops/loss_sum.h"
+#include "engine/ops/mla_heads.h"
+#include "engine/ops/moe_permute.h"
 #include "engine/ops/normal_init.h"
 #include "engine/ops/rms_norm.h"
 #include "engine/ops/rotary.h"
+#include "engine/ops/router.h"
 #include "engine/ops/scale.h"
 #include "engine/ops/softmax_cross_entropy.h"
 #include "engine/ops/squared_relu.h"
@@ -71,6 +76,29 @@ TEST(CudaRegistration, OperatorsHaveCudaTwins) {
   EXPECT_NE(CrossEntropyRescale.cuda, nullptr);
   EXPECT_NE(CrossEntropyLoss.cuda, nullptr);
   EXPECT_NE(CrossEntropyGradient.cuda, nullptr);
+}
+
+TEST(CudaRegistration, OperatorsOfExpertsAndLatentAttentionHaveCudaTwins) {
+  EXPECT_NE(RouterForward.cuda, nullptr);
+  EXPECT_NE(RouterBackward.cuda, nullptr);
+  EXPECT_NE(RouterBalanceLoss.cuda, nullptr);
+  EXPECT_NE(UpdateExpertBias.cuda, nullptr);
+  EXPECT_NE(SortByExpert.cuda, nullptr);
+  EXPECT_NE(AddExpertLoad.cuda, nullptr);
+  EXPECT_NE(GatherRows.cuda, nullptr);
+  EXPECT_NE(SumRows.cuda, nullptr);
+  EXPECT_NE(GroupedGemm.cuda, nullptr);
+  EXPECT_NE(GroupedGemmInputGradient.cuda, nullptr);
+  EXPECT_NE(GroupedGemmWeightGradient.cuda, nullptr);
+  EXPECT_NE(ExpertActivationForward.cuda, nullptr);
+  EXPECT_NE(ExpertActivationBackward.cuda, nullptr);
+  EXPECT_NE(ExpertBiasAdd.cuda, nullptr);
+  EXPECT_NE(ExpertBiasBackward.cuda, nullptr);
+  EXPECT_NE(SharedGateForward.cuda, nullptr);
+  EXPECT_NE(SharedGateBackward.cuda, nullptr);
+  EXPECT_NE(MlaJoinHeads.cuda, nullptr);
+  EXPECT_NE(MlaSplitHeads.cuda, nullptr);
+  EXPECT_NE(CopyColumns.cuda, nullptr);
 }
 
 }  // namespace
