@@ -89,13 +89,30 @@ Values ThroughTwoShards(const std::string& name, const Shape& shape, const Value
   return again;
 }
 
+// The program that is linked with the CUDA code tests the GPU.
+DeviceType DeviceUnderTest() { return HasDevice(DeviceType::kCuda) ? DeviceType::kCuda : DeviceType::kCpu; }
+
+std::string FixtureFolder() {
+  const char* folder = std::getenv("MB_HF_FIXTURES");
+  return folder != nullptr ? folder : MB_BINARY_DIR "/fixtures/hf";
+}
+
+Values ToHost(const Context& context, const Tensor& tensor) {
+  Values values(static_cast<size_t>(tensor.size()));
+  DeviceOf(context.device).CopyToHost(context, values.data(), tensor.data, tensor.bytes());
+  DeviceOf(context.device).Synchronize(context);
+  return values;
+}
+
 std::string NameOfFolder(const std::string& folder) { return std::filesystem::path(folder).filename(); }
 
 class HuggingFaceFixtures : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    const std::string folder =
-        GetParam().front() == '/' ? GetParam() : fmt::format("{}/fixtures/hf/{}", MB_BINARY_DIR, GetParam());
+    const std::string folder = GetParam().front() == '/' ? GetParam() : fmt::format("{}/{}", FixtureFolder(), GetParam());
+    if (DeviceUnderTest() == DeviceType::kCuda && !std::filesystem::exists(folder)) {
+      GTEST_SKIP() << "no " << folder << ": MB_HF_FIXTURES names the folder of the unpacked fixtures";
+    }
     auto directory = ModelDirectory::Open(folder, {});
     ASSERT_TRUE(directory.ok()) << directory.status();
     directory_ = std::make_unique<ModelDirectory>(std::move(directory).value());
@@ -210,8 +227,15 @@ TEST_P(HuggingFaceFixtures, LogitsLossAndGradients) {
   GptConfig config = config_;
   config.seq_length = length;
 
-  GptModel model(config, nullptr);
-  ParameterStore store(config.dtype, DeviceType::kCpu);
+  Device& device = DeviceOf(DeviceUnderTest());
+  Context context;
+  try {
+    context = device.MakeContext(size_t{128} << 20);
+  } catch (const EngineError& error) {
+    GTEST_SKIP() << error.what();
+  }
+  GptModel model(config, nullptr, context);
+  ParameterStore store(config.dtype, context.device);
   model.DeclareParameters(&store);
   store.Allocate();
   const std::vector<TensorMapping>&mappings = model_.mappings, runtime = MapGradients();
@@ -219,7 +243,9 @@ TEST_P(HuggingFaceFixtures, LogitsLossAndGradients) {
   for (size_t i = 0; i < mappings.size(); ++i) {
     const Values values = Weights(mappings[i]);
     ASSERT_EQ(static_cast<int64_t>(values.size()), store[static_cast<int>(i)].value.size()) << mappings[i].ours;
-    std::copy(values.begin(), values.end(), store[static_cast<int>(i)].value.as<float>());
+    const Tensor& value = store[static_cast<int>(i)].value;
+    device.CopyToDevice(context, value.data, values.data(), value.bytes());
+    device.Synchronize(context);
   }
   model.Prepare(store, static_cast<int>(rows));
 
@@ -232,9 +258,12 @@ TEST_P(HuggingFaceFixtures, LogitsLossAndGradients) {
     if (last) mask[i] = 0.0f;
   }
 
-  Values sequence_first(rows * length * config.padded_vocab_size), logits;
-  model.Logits(tokens.data(), positions.data(),
-               {sequence_first.data(), DType::kF32, DeviceType::kCpu, {length, rows, config.padded_vocab_size}});
+  const Shape shape{length, rows, config.padded_vocab_size};
+  const auto memory = AllocateZeroed(context.device, static_cast<size_t>(shape.NumElements()) * sizeof(float), "logits");
+  const Tensor on_device{memory.get(), DType::kF32, context.device, shape};
+  model.Logits(tokens.data(), positions.data(), on_device);
+  const Values sequence_first = ToHost(context, on_device);
+  Values logits;
   for (int64_t i = 0; i < rows * length; ++i) {
     const auto from = sequence_first.begin() + (i % length * rows + i / length) * config.padded_vocab_size;
     logits.insert(logits.end(), from, from + config.padded_vocab_size);
@@ -253,7 +282,8 @@ TEST_P(HuggingFaceFixtures, LogitsLossAndGradients) {
     const Parameter& parameter = store[static_cast<int>(i)];
     // A router's correction bias is no parameter to transformers.
     if (parameter.spec.name.ends_with(".expert_bias")) continue;
-    const double difference = RelativeDifference(parameter.main_grad.as<float>(), ImportGradient(runtime[i], *reference_));
+    const double difference =
+        RelativeDifference(ToHost(context, parameter.main_grad).data(), ImportGradient(runtime[i], *reference_));
     EXPECT_LE(difference, 1e-4) << parameter.spec.name;
     worst = std::max(worst, difference);
   }

@@ -1,5 +1,6 @@
 #include "engine/model/core_attention.h"
 
+#include "engine/ops/attention_sinks.h"
 #include "engine/ops/flash_attention.h"
 
 namespace mbridge {
@@ -20,7 +21,7 @@ FlashAttentionOptions FlashOptionsOf(const AttentionOptions& o) {
 bool UsesFlashAttention(const Step& step, const AttentionOptions& options) {
   if (step.context.device != DeviceType::kCuda || step.storage == DType::kF32) return false;
   if (options.dropout > 0 || options.softmax_in_fp32 || options.soft_cap > 0) return false;
-  if (options.value_width() != options.head_size || !options.sinks.scores.empty()) return false;
+  if (options.value_width() != options.head_size) return false;
   return FlashAttentionRefusal(FlashOptionsOf(options), step.storage).empty();
 }
 
@@ -48,6 +49,7 @@ void CoreAttentionForward(const Step& step, const AttentionOptions& options, con
                           const CoreAttentionRecord& record, const Tensor& context, const Tensor& workspace) {
   if (!record.stats.empty()) {
     FlashAttentionForward(step.context, qkv, FlashOptionsOf(options), record.stats, context, workspace);
+    if (!options.sinks.scores.empty()) AddSinksToFlash(step.context, options.sinks, record.stats, context);
   } else {
     AttentionForward(step.context, qkv, keep, options, step.training() ? record.probabilities : Tensor(), context, workspace);
   }
@@ -58,6 +60,7 @@ void CoreAttentionBackward(const Step& step, const AttentionOptions& options, co
                            const Tensor& workspace) {
   if (!record.stats.empty()) {
     FlashAttentionBackward(step.context, d_context, qkv, context, record.stats, FlashOptionsOf(options), d_qkv, workspace);
+    if (!options.sinks.scores.empty()) FlashSinkGradients(step.context, d_context, context, step.precision, options.sinks);
   } else {
     AttentionBackward(step.context, d_context, qkv, keep, record.probabilities, options, d_qkv, workspace);
   }

@@ -16,7 +16,8 @@ struct CoreAttentionRecord {
   static CoreAttentionRecord Allocate(Arena* arena, const Step& step, const AttentionOptions& options);
 };
 
-// On a GPU, for BF16 and F16, without dropout of probabilities, soft cap and fp32 softmax, where cuDNN has the shape.
+// On a GPU, for BF16 and F16, without dropout of probabilities, soft cap and fp32 softmax, where cuDNN has the shape; sinks are
+// added to its result.
 bool UsesFlashAttention(const Step& step, const AttentionOptions& options);
 
 // U8 of this many bytes for either direction.

@@ -42,6 +42,8 @@ llama=(model.num_layers=4 model.hidden_size=256 model.num_attention_heads=8 mode
   train.micro_batch_size=4 validation.eval_interval=10 validation.eval_iters=2 optimizer.lr=3e-4 optimizer.min_lr=3e-5
   rng.seed=1234 logger.log_interval=1)
 no_dropout=(model.hidden_dropout=0 model.attention_dropout=0)
+experts=(model.num_moe_experts=4 model.moe_router_topk=2 model.moe_aux_loss_coeff=0.01
+  model.moe_router_load_balancing_type=aux_loss model.moe_ffn_hidden_size=352)
 
 # compare ORACLE RANKS TOLERANCE GRAD-NORM-TOLERANCE OVERRIDE...: trains through coordinator and agent, then compares every
 # iteration.
@@ -84,6 +86,7 @@ parity() {
   compare seed1 1 1e-4 2e-3 "${correlation[@]}" "${no_dropout[@]}"
   compare seed1_default_dropout 1 1e-4 2e-3 "${correlation[@]}"
   compare llama_tiny 1 6e-4 1e-2 "${llama[@]}" "${no_dropout[@]}"
+  compare moe_tiny 1 1e-3 1.5e-2 "${llama[@]}" "${no_dropout[@]}" "${experts[@]}"
 }
 
 parity2() {
@@ -99,6 +102,19 @@ parity2() {
   compare seed2_dp2_distopt 2 1e-4 2e-3 "${b[@]}" ddp.use_distributed_optimizer=true
   compare seed2_tp2 2 2e-4 2e-3 "${b[@]}" model.tensor_model_parallel_size=2
   compare seed2_tp2_sp 2 2e-4 2e-3 "${b[@]}" model.tensor_model_parallel_size=2 model.sequence_parallel=true
+}
+
+# Every family against transformers on the GPU. HF_FIXTURES: the archive tests/data/hf_fixtures.tar.xz, or the unpacked folder.
+families() {
+  local folder="${HF_FIXTURES:-$here/hf}" status=0
+  if [ -f "$folder" ]; then
+    mkdir -p "$here/hf" && tar -C "$here/hf" -xJf "$folder" && folder="$here/hf"
+  fi
+  MB_HF_FIXTURES="$folder" run "$here/tests/mb_engine_bridge_cuda_test" --gtest_filter='*LogitsLossAndGradients*' \
+    >"$OUT/families.log" 2>&1 || status=$?
+  grep -E ": loss |Failure|expected|FAILED|PASSED|SKIPPED" "$OUT/families.log" | head -n "${LINES_OF_FAILURE:-90}"
+  grep -q ": loss " "$OUT/families.log" || status=1  # Nothing but skipped tests is no success.
+  verdict families "$status"
 }
 
 kernels() {
@@ -157,6 +173,27 @@ train() {
 train8b() {
   bench 8b llama3_8b_pretrain_config 1 "${long[@]}" train.global_batch_size=16 train.train_iters=6 scheduler.lr_decay_iters=6 model.context_parallel_size=1 \
     optimizer.use_precision_aware_optimizer=true optimizer.exp_avg_dtype=bf16 optimizer.exp_avg_sq_dtype=bf16
+}
+
+narrow_optimizer=(optimizer.use_precision_aware_optimizer=true optimizer.exp_avg_dtype=bf16 optimizer.exp_avg_sq_dtype=bf16)
+six=(train.train_iters=6 scheduler.lr_decay_iters=6 scheduler.lr_warmup_iters=1 validation.eval_iters=0)
+
+# Query-key norms at full size.
+qwen8b() {
+  bench qwen3-8b qwen3_8b_pretrain_config 1 "${six[@]}" model.tensor_model_parallel_size=1 train.global_batch_size=8 \
+    train.micro_batch_size=1 "${narrow_optimizer[@]}"
+}
+
+# Experts and latent attention: DeepSeek-V2-Lite's shape, of as many layers as one GPU holds, then whole on two.
+deepseek=(model.expert_model_parallel_size=1 train.micro_batch_size=1 model.vocab_size=102400)
+moe() {
+  bench moe deepseek_v2_lite_pretrain_config 1 "${six[@]}" "${deepseek[@]}" "${narrow_optimizer[@]}" model.num_layers=12 \
+    'model.moe_layer_freq=[0,1,1,1,1,1,1,1,1,1,1,1]' train.global_batch_size=8 \
+    model.recompute_granularity=null model.recompute_method=null model.recompute_num_layers=null
+}
+moe2() {
+  bench moe-dp2 deepseek_v2_lite_pretrain_config 2 "${six[@]}" "${deepseek[@]}" "${narrow_optimizer[@]}" \
+    train.global_batch_size=16 ddp.use_distributed_optimizer=true
 }
 
 train2() {

@@ -7,8 +7,12 @@
 #     memcheck the same under compute-sanitizer, small shapes   (1 GPU, ~3 min)
 #     parity   Megatron-LM's losses through mbctl, one GPU      (1 GPU, ~1 min)
 #     parity2  the same on two GPUs: dp2, tp2, tp2_sp, distopt  (2 GPUs, ~2 min)
+#     families every family's logits, loss and gradients against transformers (1 GPU, ~1 min; HF_FIXTURES=tests/data/hf_fixtures.tar.xz)
 #     kernels  bandwidth and GEMM tables                        (1 GPU, ~1 min)
 #     train    step times of the benchmark rows beside PyTorch  (1 GPU, ~6 min)
+#     qwen8b   Qwen3-8B on one GPU                      (1 GPU, ~3 min)
+#     moe      DeepSeek-V2-Lite, 12 layers              (1 GPU, ~2 min)
+#     moe2     DeepSeek-V2-Lite whole, data parallel    (2 GPUs, ~4 min)
 #     train2   the two-GPU rows                                 (2 GPUs, ~5 min)
 #   PEER=FILE  the PyTorch script that `train` runs beside ours; without it only ours runs
 set -euo pipefail
@@ -47,5 +51,5 @@ case "${1:-}" in
     shift 2
     exec bash "$stage/parts.sh" "$@"
     ;;
-  *) sed -n '2,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
+  *) sed -n '2,19s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
 esac

@@ -3,6 +3,7 @@
 #include "engine/ops/cuda/attention_workspace.h"
 #include "engine/ops/cuda/cublas_gemm.h"
 #include "engine/ops/cuda/launch.h"
+#include "engine/ops/cuda/sink_gradients.h"
 #include "engine/ops/dropout.h"
 #include "engine/ops/qkv_layout.h"
 
@@ -107,15 +108,6 @@ template <class T> __global__ void SoftCapBackward(T* grads, const float* uncapp
     const float t = tanhf(uncapped[i] * inverse);
     grads[i] = Narrow<T>(Widen(grads[i]) * (1.0f - t * t));
   }
-}
-
-// gradient[head] += round(sum over samples and rows of what the rows have left).
-template <class T> __global__ void AddSinkGradients(const float* rows, int64_t batch, int64_t s, int64_t heads, float* gradient) {
-  __shared__ float shared[32];
-  float sum = 0.0f;
-  for (int64_t i = threadIdx.x; i < batch * s; i += blockDim.x) sum += rows[(i / s * heads + blockIdx.x) * s + i % s];
-  sum = BlockSum(sum, shared);
-  if (threadIdx.x == 0) gradient[blockIdx.x] += Round<T>(sum);
 }
 
 // d_qkv of unscaled products to its final values: queries are scaled; keys are scaled, and with values summed over the heads of
@@ -287,12 +279,9 @@ void AttentionBackwardCuda(const Context& context, const Tensor& d_context, cons
     FinishGradients<<<GridOf(d_qkv.size(), kThreads), kThreads, 0, StreamOf(context)>>>(
         static_cast<T*>(d_qkv.data), static_cast<const T*>(buffers.key_grads), static_cast<const T*>(buffers.value_grads), s,
         o.batch, o.groups, per_group, o.head_size, o.value_width(), o.scale);
-    if (o.sinks.scores.empty()) return;
     MB_CUDA_LAUNCHED();
-    AddSinkGradients<T><<<static_cast<unsigned>(o.heads), kThreads, 0, StreamOf(context)>>>(
-        o.sinks.probabilities.as<float>(), o.batch, s, o.heads, o.sinks.gradient.as<float>());
+    if (!o.sinks.scores.empty()) AddSinkGradients<T>(context, o.sinks, o.batch, s);
   });
-  MB_CUDA_LAUNCHED();
 }
 
 const bool g_registered = (AttentionForward.cuda = &AttentionForwardCuda, AttentionBackward.cuda = &AttentionBackwardCuda, true);

@@ -19,25 +19,20 @@ void ExpectTwinsAgree(const Gpu& gpu, const Problem& problem, RotaryPairs pairs,
       down(dtype, {s, b, down_width}, 3);
   const Twin cosine(DType::kF32, {s, half}, RandomValues(s * half, 4, 1.0, dtype)),
       sine(DType::kF32, {s, half}, RandomValues(s * half, 5, 1.0, dtype));
-  // Products of F32 may be fused with the sum on the CPU.
-  const double absolute = dtype == DType::kF32 ? 2e-7 : 0;
-  const auto near = [&](const Values& actual, const Values& expected) {
-    dtype == DType::kF32 ? ExpectNear(actual, expected, 1e-6, absolute) : EXPECT_EQ(actual, expected);
-  };
   const Owned qkv(DType::kF32, {s, b, width});
   const OnGpu gpu_qkv(dtype, {s, b, width});
   MlaJoinHeads.cpu({}, query.cpu, key_value.cpu, down.cpu, cosine.cpu, sine.cpu, o, pairs, dtype, qkv);
   MlaJoinHeads(gpu, query.gpu, key_value.gpu, down.gpu, cosine.gpu, sine.gpu, o, pairs, dtype, gpu_qkv);
-  near(gpu_qkv.ToValues(), qkv.ToValues());
+  EXPECT_EQ(gpu_qkv.ToValues(), qkv.ToValues());
 
   const Twin d_qkv(dtype, {s, b, width}, 6), d_down(dtype, {s, b, down_width}, 7);  // The latent part of d_down stays.
   const Owned d_query(DType::kF32, query.cpu.tensor().shape), d_key_value(DType::kF32, key_value.cpu.tensor().shape);
   const OnGpu gpu_d_query(dtype, query.cpu.tensor().shape), gpu_d_key_value(dtype, key_value.cpu.tensor().shape);
   MlaSplitHeads.cpu({}, d_qkv.cpu, cosine.cpu, sine.cpu, o, pairs, dtype, d_query, d_key_value, d_down.cpu);
   MlaSplitHeads(gpu, d_qkv.gpu, cosine.gpu, sine.gpu, o, pairs, dtype, gpu_d_query, gpu_d_key_value, d_down.gpu);
-  near(gpu_d_query.ToValues(), d_query.ToValues());
-  near(gpu_d_key_value.ToValues(), d_key_value.ToValues());
-  near(d_down.gpu.ToValues(), d_down.cpu.ToValues());
+  EXPECT_EQ(gpu_d_query.ToValues(), d_query.ToValues());
+  EXPECT_EQ(gpu_d_key_value.ToValues(), d_key_value.ToValues());
+  EXPECT_EQ(d_down.gpu.ToValues(), d_down.cpu.ToValues());
 }
 
 TEST(MlaHeadsCuda, SmallShapesEqualTheCpuTwin) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/ops/attention.h"
+#include "engine/ops/attention_sinks.h"
 #include "engine/ops/bias_add.h"
 #include "engine/ops/bias_gelu.h"
 #include "engine/ops/convert.h"
@@ -35,6 +36,8 @@ namespace {
 TEST(CudaRegistration, OperatorsHaveCudaTwins) {
   EXPECT_NE(AttentionForward.cuda, nullptr);
   EXPECT_NE(AttentionBackward.cuda, nullptr);
+  EXPECT_NE(AddSinksToFlash.cuda, nullptr);
+  EXPECT_NE(FlashSinkGradients.cuda, nullptr);
   EXPECT_NE(BiasAdd.cuda, nullptr);
   EXPECT_NE(BiasGeluForward.cuda, nullptr);
   EXPECT_NE(BiasGeluBackward.cuda, nullptr);
