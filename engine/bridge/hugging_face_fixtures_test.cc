@@ -14,6 +14,7 @@
 #include "engine/bridge/conversion_parts.h"
 #include "engine/bridge/safetensors.h"
 #include "engine/checkpoint/layout.h"
+#include "engine/core/device.h"
 #include "engine/model/gpt_model.h"
 
 namespace mbridge {
