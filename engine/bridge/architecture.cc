@@ -189,14 +189,25 @@ absl::StatusOr<std::vector<TensorMapping>> MapModel(const Architecture& architec
   return mappings;
 }
 
-ExtraTensor ClassifyExtra(const Architecture& architecture, const std::string& name) {
-  for (const std::string& pattern : architecture.unused) {
-    if (MatchName(pattern, name)) return ExtraTensor::kUnused;
-  }
-  for (const TensorRule& rule : architecture.tensors) {
-    for (const std::string& pattern : rule.theirs) {
-      if (MatchName(pattern, name)) return ExtraTensor::kDenied;
+void RemovePrefix(const Architecture& architecture, std::vector<TensorMapping>* mappings) {
+  for (TensorMapping& mapping : *mappings) {
+    for (TheirTensor& tensor : mapping.theirs) {
+      if (tensor.name.starts_with(architecture.prefix)) tensor.name.erase(0, architecture.prefix.size());
     }
+  }
+}
+
+bool LacksPrefix(const Architecture& architecture, const std::vector<std::string>& names) {
+  return !names.empty() &&
+         std::none_of(names.begin(), names.end(), [&](const std::string& name) { return name.starts_with(architecture.prefix); });
+}
+
+ExtraTensor ClassifyExtra(const Architecture& architecture, const std::string& name) {
+  const std::string whole = architecture.prefix + name;  // Of a file without the prefix.
+  const auto fits = [&](const std::string& pattern) { return MatchName(pattern, name) || MatchName(pattern, whole); };
+  if (std::any_of(architecture.unused.begin(), architecture.unused.end(), fits)) return ExtraTensor::kUnused;
+  for (const TensorRule& rule : architecture.tensors) {
+    if (std::any_of(rule.theirs.begin(), rule.theirs.end(), fits)) return ExtraTensor::kDenied;
   }
   return ExtraTensor::kUnknown;
 }

@@ -21,6 +21,7 @@ struct Architecture {
   std::vector<TensorRule> tensors;        // Every parameter that a model of the family may have.
   std::vector<std::string> unused;        // Names of tensors that files hold beside ({layer} as in rules).
   std::vector<std::string> accepts = {};  // Further values of model_type that are the same family.
+  std::string prefix = "model.";  // Of all tensors but the head; files of the model without its head lack it (GPT-2's own).
 };
 
 // All families, by model_type.
@@ -51,6 +52,11 @@ absl::StatusOr<std::vector<ParameterSpec>> ModelParameters(const GptConfig& conf
 absl::StatusOr<std::vector<TensorMapping>> MapModel(const Architecture& architecture, const GptConfig& config,
                                                     const std::vector<ParameterSpec>& parameters, int64_t vocab_size,
                                                     bool runtime = false);
+
+// Takes the prefix off the names of theirs, for files without it.
+void RemovePrefix(const Architecture& architecture, std::vector<TensorMapping>* mappings);
+// Whether files with these tensors lack the prefix.
+bool LacksPrefix(const Architecture& architecture, const std::vector<std::string>& names);
 
 // What a tensor that no parameter uses is.
 enum class ExtraTensor : uint8_t {

@@ -143,6 +143,11 @@ absl::StatusOr<ImportedModel> OpenModel(const ModelDirectory& directory, int64_t
   model.config.padded_vocab_size = (model.vocab_size + vocab_multiple - 1) / vocab_multiple * vocab_multiple;
   MB_ASSIGN_OR_RETURN(const std::vector<ParameterSpec> parameters, ModelParameters(model.config));
   MB_ASSIGN_OR_RETURN(model.mappings, MapModel(*model.architecture, model.config, parameters, model.vocab_size));
+  std::vector<std::string> names;
+  for (const SafetensorsFile& file : directory.files()) {
+    for (const SafetensorsEntry& entry : file.entries()) names.push_back(entry.name);
+  }
+  if (LacksPrefix(*model.architecture, names)) RemovePrefix(*model.architecture, &model.mappings);
   Findings findings;
   std::set<std::string> used;
   MB_RETURN_IF_ERROR(CheckSources(directory, model, &used, &findings));

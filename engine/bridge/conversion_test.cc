@@ -56,6 +56,28 @@ INSTANTIATE_TEST_SUITE_P(Families, ConversionOf,
                                 "deepseek_v3", "gpt_oss"),
                          [](const auto& info) { return info.param; });
 
+TEST_F(ConversionTest, FilesWithoutThePrefixOfTheModel) {
+  const std::string source = Copy("gpt2");
+  auto all = ReadAll(source + "/model.safetensors");
+  const std::string prefix = "transformer.";
+  for (Stored& stored : all) stored.tensor.name.erase(0, stored.tensor.name.starts_with(prefix) ? prefix.size() : 0);
+  all.push_back({{"h.0.attn.bias", "F32", {1, 1, 2, 2}, 16}, std::string(16, '\0')});
+  WriteAll(source + "/model.safetensors", all);
+  const auto plan = PlanImport(Import(source));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->skipped, std::vector<std::string>{"h.0.attn.bias: not needed, it follows from config.json"});
+  ASSERT_TRUE(RunImport(Import(source), {}).ok());
+  const auto exported = RunExport(Export(), {});
+  ASSERT_TRUE(exported.ok()) << exported.status();
+  all.pop_back();
+  const auto ours = ReadAll(exported->path + "/model.safetensors");
+  ASSERT_EQ(ours.size(), all.size());
+  for (size_t i = 0; i < all.size(); ++i) {
+    EXPECT_EQ(ours[i].tensor.name, all[i].tensor.name);
+    EXPECT_TRUE(ours[i].bytes == all[i].bytes) << all[i].tensor.name;
+  }
+}
+
 TEST_F(ConversionTest, ManyFilesWithAFreshIndex) {
   ASSERT_TRUE(RunImport(Import(Fixture("llama_untied")), {}).ok());
   ExportOptions options = Export();

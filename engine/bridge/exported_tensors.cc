@@ -109,6 +109,9 @@ absl::Status ExportSource::CheckTensors() {
       return Unfit(fmt::format("the checkpoint has a tensor {}, which the model of config.json lacks", name));
   }
   MB_ASSIGN_OR_RETURN(mappings_, MapModel(*architecture_, config_, parameters, vocab_size_));
+  std::vector<std::string> names;
+  for (const SourceRecord::Entry& entry : record_.tensors) names.push_back(entry.name);
+  if (LacksPrefix(*architecture_, names)) RemovePrefix(*architecture_, &mappings_);
   return absl::OkStatus();
 }
 

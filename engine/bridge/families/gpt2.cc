@@ -72,7 +72,9 @@ const Architecture& Gpt2Architecture() {
                                      .keys = Keys(),
                                      .tensors = Tensors(),
                                      // Causal masks, which old files hold.
-                                     .unused = {kTheirs + "attn.bias", kTheirs + "attn.masked_bias"}};
+                                     .unused = {kTheirs + "attn.bias", kTheirs + "attn.masked_bias"},
+                                     .accepts = {},
+                                     .prefix = "transformer."};
   return kGpt2;
 }
 
