@@ -264,7 +264,7 @@ void TorchCpuGenerator::Normal(float mean, float std, std::span<float> out) {
 RngStreams::RngStreams(uint64_t seed, int pipeline_rank, int tensor_rank, int sm_count)
     : default_stream{seed + 100 * static_cast<uint64_t>(pipeline_rank)},
       model_parallel{default_stream.seed + 2718 + static_cast<uint64_t>(tensor_rank)},
-      expert_parallel{default_stream.seed + 1024},
+      expert_parallel{default_stream.seed + 1024 + static_cast<uint64_t>(tensor_rank)},
       cpu(default_stream.seed),
       sm_count(sm_count) {}
 

@@ -70,8 +70,8 @@ struct RngStreams {
   TorchCpuGenerator cpu;         // Position table, routers.
   int sm_count;
 
-  // Right after Megatron-LM's seeding: base = seed + 100 * pipeline_rank; model parallel: base + 2718 + tensor_rank; experts:
-  // base + 1024.
+  // Right after Megatron-LM's seeding: base = seed + 100 * pipeline_rank; model parallel: base + 2718 + tensor_rank; experts,
+  // which are split over the tensor-parallel ranks: base + 1024 + tensor_rank.
   explicit RngStreams(uint64_t seed, int pipeline_rank = 0, int tensor_rank = 0, int sm_count = kHopperSmCount);
 
   // Draws of Megatron-LM's _warmup_jit_function, always made before the model is built, on the default stream. Sizes are per

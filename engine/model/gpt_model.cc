@@ -122,8 +122,10 @@ struct GptModel::Impl {
   };
 
   // `shape` of this rank's shard.
-  int Declare(ParameterStore* store, std::string name, const Shape& shape, const InitRule& rule, const Split& split) {
-    ParameterSpec spec{.name = std::move(name), .shape = shape, .global_shape = shape, .weight_decay = shape.rank() > 1};
+  int Declare(ParameterStore* store, std::string name, const Shape& shape, const InitRule& rule, const Split& split,
+              bool trainable = true) {
+    ParameterSpec spec{
+        .name = std::move(name), .shape = shape, .global_shape = shape, .trainable = trainable, .weight_decay = shape.rank() > 1};
     if (tensor_parallel.size() > 1) {
       spec.partial_gradient = split.partial_gradient;
       if (split.axis >= 0) {
@@ -166,13 +168,9 @@ struct GptModel::Impl {
   // Declares what a module asks for.
   auto DeclareFor(ParameterStore* store) {
     return [this, store](const ParameterDeclaration& parameter) {
-      ParameterSpec spec{.name = parameter.name,
-                         .shape = parameter.shape,
-                         .global_shape = parameter.shape,
-                         .trainable = parameter.trainable,
-                         .weight_decay = parameter.shape.rank() > 1};
-      rules.push_back(parameter.rule);
-      return store->Add(std::move(spec));
+      Split split{.axis = parameter.axis};
+      if (parameter.halves) split.stripes.assign(2, parameter.shape[parameter.axis] / 2);
+      return Declare(store, parameter.name, parameter.shape, parameter.rule, split, parameter.trainable);
     };
   }
 
@@ -418,7 +416,13 @@ void GptModel::InitializeWeights(ParameterStore* store, RngStreams* streams) {
     std::stable_sort(begin, end, [&](int a, int b) { return rules[a].turn < rules[b].turn; });
     begin = end;
   }
-  for (const int i : order) InitializeParameter(impl_->context, rules[i], (*store)[i].value, streams);
+  for (const int i : order) {
+    // What the tensor-parallel ranks hold alike they draw alike.
+    const bool alike = impl_->tensor_parallel.size() > 1 && (*store)[i].spec.shard_axis < 0;
+    InitRule rule = rules[i];
+    if (alike && rule.kind == InitRule::Kind::kModelParallelNormal) rule.kind = InitRule::Kind::kReplicatedNormal;
+    InitializeParameter(impl_->context, rule, (*store)[i].value, streams);
+  }
 }
 
 void GptModel::Prepare(const ParameterStore& store, int micro_batch_size) {

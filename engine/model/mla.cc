@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/core/device.h"
 #include "engine/model/norm.h"
 #include "engine/ops/dropout.h"
 #include "engine/ops/rms_norm.h"
@@ -77,12 +78,14 @@ MlaScratch MlaScratch::Allocate(Arena* arena, const Step& step) {
   if (c.q_lora_rank > 0) scratch.d_query_latent = activation(c.q_lora_rank);
   scratch.d_latent = activation(c.kv_lora_rank);
   scratch.hidden = activation(c.hidden_size);
+  if (step.tensor_parallel.sequence_parallel) scratch.partial = activation(c.hidden_size);
   return scratch;
 }
 
 void MlaForward(const Step& step, const MlaParameters& p, const Weights& weights, const MlaScratch& scratch, const MlaRecord& r,
-                const Tensor& x, const Tensor& qkv) {
+                const Tensor& own_x, const Tensor& qkv) {
   const GptConfig& c = *step.config;
+  const Tensor x = GatherSequence(step, own_x);
   if (c.q_lora_rank > 0) {
     p.q_down.Forward(step, weights, x, r.q_down);
     RmsNormForward(step.context, r.q_down, weights.value(p.q_gamma), NormOptionsOf(step), r.q_normed, r.q_rstd);
@@ -99,11 +102,20 @@ void MlaForward(const Step& step, const MlaParameters& p, const Weights& weights
 }
 
 void MlaBackward(const Step& step, const MlaParameters& p, const Weights& weights, const MlaScratch& scratch, const MlaRecord& r,
-                 const Tensor& x, const Tensor& d_qkv, const Tensor& dx, const Tensor& weight_grad) {
+                 const Tensor& own_x, const Tensor& d_qkv, const Tensor& dx, const Tensor& weight_grad) {
   const GptConfig& c = *step.config;
+  const bool several = step.tensor_parallel.size() > 1;
+  const Tensor x = GatherSequence(step, own_x);
+  // The gradient of x on this rank; what all ranks have alike joins it on one.
+  const Tensor partial = step.tensor_parallel.sequence_parallel ? scratch.partial : dx;
   MlaSplitHeads(step.context, d_qkv, step.rotary_cosine, step.rotary_sine, MlaLayoutOf(c), PairsOf(c), step.precision,
                 scratch.query, scratch.key_value, scratch.down);
   p.kv_up.Backward(step, weights, scratch.key_value, r.latent_normed, scratch.d_latent, weight_grad);
+  if (several) {  // Every rank has the part of its heads: of the latent vector and of the keys' turned part.
+    CopyColumns(step.context, scratch.d_latent, 0, scratch.down, 0, c.kv_lora_rank, step.precision);
+    SumOverRanks(step, scratch.down);
+    CopyColumns(step.context, scratch.down, 0, scratch.d_latent, 0, c.kv_lora_rank, step.precision);
+  }
   RmsNormBackward(step.context, scratch.d_latent, r.latent, weights.value(p.kv_gamma), r.kv_rstd, {}, NormOptionsOf(step),
                   scratch.d_latent, weights.main_grad(p.kv_gamma));
   CopyColumns(step.context, scratch.d_latent, 0, scratch.down, 0, c.kv_lora_rank, step.precision);
@@ -111,13 +123,20 @@ void MlaBackward(const Step& step, const MlaParameters& p, const Weights& weight
   if (c.q_lora_rank > 0) {
     const Tensor& d_latent = scratch.d_query_latent;
     p.q_up.Backward(step, weights, scratch.query, r.q_normed, d_latent, weight_grad);
+    SumOverRanks(step, d_latent);
     RmsNormBackward(step.context, d_latent, r.q_down, weights.value(p.q_gamma), r.q_rstd, {}, NormOptionsOf(step), d_latent,
                     weights.main_grad(p.q_gamma));
-    p.q_down.Backward(step, weights, d_latent, x, dx, weight_grad);
+    p.q_down.Backward(step, weights, d_latent, x, partial, weight_grad);
   } else {
-    p.q.Backward(step, weights, scratch.query, x, dx, weight_grad);
+    p.q.Backward(step, weights, scratch.query, x, partial, weight_grad);
   }
-  BiasDropoutAddForward(step.context, scratch.hidden, {}, dx, {}, 0.0, DropoutKind::kCompiled, step.precision, dx);
+  const bool alone = c.q_lora_rank > 0;  // Then all of it is alike.
+  if (step.tensor_parallel.rank() == 0) {
+    BiasDropoutAddForward(step.context, scratch.hidden, {}, partial, {}, 0.0, DropoutKind::kCompiled, step.precision, partial);
+  } else if (alone) {
+    DeviceOf(step.context.device).Zero(step.context, partial.data, partial.bytes());
+  }
+  SumPartial(step, partial, dx);
 }
 
 void ValidateMla(const GptConfig& c) {

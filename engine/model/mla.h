@@ -40,6 +40,7 @@ struct MlaScratch {
   Tensor d_query_latent;          // [s, b, q_lora_rank].
   Tensor d_latent;                // [s, b, kv_lora_rank].
   Tensor hidden;                  // [s, b, h].
+  Tensor partial;                 // [s, b, h], with sequence parallelism.
 
   static MlaScratch Allocate(Arena* arena, const Step& step);
 };
@@ -49,11 +50,14 @@ MlaLayout MlaLayoutOf(const GptConfig& config);
 // Elements of the largest weight.
 int64_t LargestMlaWeight(const GptConfig& config);
 
-// qkv [s, b, MlaLayoutOf().qkv().width()], turned, from x [s, b, h].
+// Over tensor-parallel ranks the heads are split; the latent vectors are the same on every rank. x and dx are of the residual
+// stream: [s, b, h], or this rank's rows with sequence parallelism.
+
+// qkv [s, b, MlaLayoutOf().qkv().width()], turned, from x.
 void MlaForward(const Step& step, const MlaParameters& parameters, const Weights& weights, const MlaScratch& scratch,
                 const MlaRecord& record, const Tensor& x, const Tensor& qkv);
 
-// dx [s, b, h] from d_qkv. Adds to the main gradients. weight_grad: F32, at least LargestMlaWeight.
+// dx from d_qkv. Adds to the main gradients. weight_grad: F32, at least LargestMlaWeight.
 void MlaBackward(const Step& step, const MlaParameters& parameters, const Weights& weights, const MlaScratch& scratch,
                  const MlaRecord& record, const Tensor& x, const Tensor& d_qkv, const Tensor& dx, const Tensor& weight_grad);
 

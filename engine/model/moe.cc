@@ -88,6 +88,9 @@ void SharedForward(const Step& step, const MoeParameters& p, const Weights& weig
   SharedGateForward(step.context, r.shared_output, r.shared_gate, step.precision, scratch.hidden);
 }
 
+// What every rank computes alike and only one adds to a sum over the ranks.
+bool AddsReplicated(const Step& step) { return step.tensor_parallel.rank() == 0; }
+
 // dx = round(dx + round(dx_part)).
 void AddInputGradient(const Step& step, const Tensor& part, const Tensor& dx) {
   BiasDropoutAddForward(step.context, part, {}, dx, {}, 0.0, DropoutKind::kCompiled, step.precision, dx);
@@ -102,6 +105,7 @@ void SharedBackward(const Step& step, const MoeParameters& p, const Weights& wei
     const Tensor d_gate_logits = scratch.d_logits.View({scratch.d_logits.size()}).Rows(0, tokens).View({tokens, 1});
     d_output = scratch.hidden;
     SharedGateBackward(step.context, dy, r.shared_output, r.shared_gate, step.precision, d_output, d_gate_logits);
+    SumOverRanks(step, d_gate_logits);
     const Tensor input = AsF32(step, x, scratch.input_f32),
                  weight = AsF32(step, weights.value(p.shared_gate), scratch.weight_f32);
     const Tensor gradient{scratch.weight_grad.data, DType::kF32, scratch.weight_grad.device, weight.shape};
@@ -109,7 +113,7 @@ void SharedBackward(const Step& step, const MoeParameters& p, const Weights& wei
     AddGradient(step.context, gradient, step.precision, weights.main_grad(p.shared_gate));
     const Tensor part = scratch.sorted_a.Rows(0, tokens);
     Gemm(step.context, AsMatrix(d_gate_logits), AsMatrix(weight), AsMatrix(part), {});
-    AddInputGradient(step, part, dx);
+    if (AddsReplicated(step)) AddInputGradient(step, part, dx);
   }
   p.shared_fc2.Backward(step, weights, d_output, r.shared_activated, scratch.shared_d_activated, scratch.weight_grad);
   SwiGluBackward(step.context, scratch.shared_d_activated, r.shared_fc1_output, {}, SharedActivation(*step.config),
@@ -130,8 +134,10 @@ void ExpertsBackward(const Step& step, const MoeParameters& p, const Weights& we
   ExpertActivationBackward(context, scratch.d_activated, r.fc1_output, r.rows, r.probabilities, ExpertActivationOf(step),
                            scratch.d_fc1, scratch.d_probabilities);
   if (p.fc1_bias >= 0) {
+    // The whole bias is on every rank; d_logits is not needed yet and takes what is not to be counted again.
+    const Tensor elsewhere{scratch.d_logits.data, DType::kF32, scratch.d_logits.device, scratch.d_probabilities.shape};
     ExpertBiasBackward(context, scratch.sorted_a, Values(step, weights, p.fc2_bias), r.rows, r.probabilities, step.precision,
-                       Grads(step, weights, p.fc2_bias), scratch.d_probabilities);
+                       Grads(step, weights, p.fc2_bias), AddsReplicated(step) ? scratch.d_probabilities : elsewhere);
     ExpertBiasBackward(context, scratch.d_fc1, Values(step, weights, p.fc1_bias), r.rows, {}, step.precision,
                        Grads(step, weights, p.fc1_bias), {});
   }
@@ -140,6 +146,7 @@ void ExpertsBackward(const Step& step, const MoeParameters& p, const Weights& we
                             Grads(step, weights, p.fc1), scratch.weight_grad);
   GroupedGemmInputGradient(context, scratch.d_fc1, Values(step, weights, p.fc1), offsets, scratch.sorted_b);
   SumRows(context, scratch.sorted_b, r.rows, {}, step.precision, dx);
+  SumOverRanks(step, scratch.d_probabilities);
 }
 
 // Adds to dx.
@@ -156,6 +163,7 @@ void RouterBackwardAll(const Step& step, const MoeParameters& p, const Weights& 
   Gemm(step.context, AsMatrix(scratch.d_logits), AsMatrix(input), AsMatrix(gradient), {.transpose_a = true});
   AddGradient(step.context, gradient, step.precision, weights.main_grad(p.router));
   if (p.router_bias >= 0) AddColumnSums(step.context, scratch.d_logits, RouterPrecision(step), weights.main_grad(p.router_bias));
+  if (!AddsReplicated(step)) return;
   Gemm(step.context, AsMatrix(scratch.d_logits), AsMatrix(weight), AsMatrix(scratch.hidden), {});
   AddInputGradient(step, scratch.hidden, dx);
 }
@@ -262,6 +270,10 @@ MoeScratch MoeScratch::Allocate(Arena* arena, const Step& step) {
   scratch.d_probabilities = floats({tokens, c.moe_router_topk});
   scratch.d_logits = floats({tokens, c.num_moe_experts});
   scratch.hidden = activation(tokens, h);
+  if (step.tensor_parallel.sequence_parallel) {
+    scratch.whole_x = arena->Allocate(step.storage, {step.seq_length, step.micro_batch_size, h});
+    scratch.whole_dy = arena->Allocate(step.storage, {step.seq_length, step.micro_batch_size, h});
+  }
   if (shared > 0) {
     scratch.shared_d_activated = activation(tokens, shared);
     scratch.shared_d_fc1 = activation(tokens, 2 * shared);
@@ -275,8 +287,9 @@ MoeScratch MoeScratch::Allocate(Arena* arena, const Step& step) {
 }
 
 void MoeForward(const Step& step, const MoeParameters& p, const Weights& weights, const MoeScratch& scratch, const MoeRecord& r,
-                const Tensor& x, const Tensor& output) {
+                const Tensor& own_x, const Tensor& output) {
   const Context& context = step.context;
+  const Tensor x = GatherSequenceInto(step, own_x, scratch.whole_x), partial = PartialSum(step, output);
   RouteTokens(step, p, weights, scratch, r, x);
   GatherRows(context, x, r.rows, scratch.sorted_a);
   GroupedGemm(context, scratch.sorted_a, Values(step, weights, p.fc1), r.rows.offsets, r.fc1_output);
@@ -285,19 +298,23 @@ void MoeForward(const Step& step, const MoeParameters& p, const Weights& weights
   }
   ExpertActivationForward(context, r.fc1_output, r.rows, r.probabilities, ExpertActivationOf(step), r.activated);
   GroupedGemm(context, r.activated, Values(step, weights, p.fc2), r.rows.offsets, scratch.sorted_b);
-  if (p.fc2_bias >= 0) {
+  if (p.fc2_bias >= 0 && AddsReplicated(step)) {
     ExpertBiasAdd(context, scratch.sorted_b, Values(step, weights, p.fc2_bias), r.rows, r.probabilities, step.precision);
   }
   const bool shared = p.shared_fc1.weight >= 0;
   if (shared) SharedForward(step, p, weights, scratch, r, x);
-  SumRows(context, scratch.sorted_b, r.rows, shared ? scratch.hidden : Tensor(), step.precision, output);
+  SumRows(context, scratch.sorted_b, r.rows, shared ? scratch.hidden : Tensor(), step.precision, partial);
+  SumPartial(step, partial, output);
 }
 
 void MoeBackward(const Step& step, const MoeParameters& p, const Weights& weights, const MoeScratch& scratch, const MoeRecord& r,
-                 const Tensor& x, const Tensor& dy, const Tensor& dx) {
-  ExpertsBackward(step, p, weights, scratch, r, x, dy, dx);
-  RouterBackwardAll(step, p, weights, scratch, r, x, dx);
-  if (p.shared_fc1.weight >= 0) SharedBackward(step, p, weights, scratch, r, x, dy, dx);
+                 const Tensor& own_x, const Tensor& own_dy, const Tensor& dx) {
+  const Tensor x = GatherSequenceInto(step, own_x, scratch.whole_x), dy = GatherSequenceInto(step, own_dy, scratch.whole_dy);
+  const Tensor partial = PartialSum(step, dx);
+  ExpertsBackward(step, p, weights, scratch, r, x, dy, partial);
+  RouterBackwardAll(step, p, weights, scratch, r, x, partial);
+  if (p.shared_fc1.weight >= 0) SharedBackward(step, p, weights, scratch, r, x, dy, partial);
+  SumPartial(step, partial, dx);
 }
 
 void ValidateMoe(const GptConfig& c) {

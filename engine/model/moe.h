@@ -55,15 +55,19 @@ struct MoeScratch {
   Tensor shared_d_activated, shared_d_fc1;  // [T, ns], [T, 2 ns].
   Tensor input_f32, weight_f32;             // F32 [T, h], [E, h]: copies for the router where storage is narrow.
   Tensor weight_grad;                       // F32, the largest weight.
+  Tensor whole_x, whole_dy;                 // [s, b, h], with sequence parallelism.
 
   static MoeScratch Allocate(Arena* arena, const Step& step);
 };
 
-// output [s, b, h] from x [s, b, h]. In training counts the load and prepares the balance loss.
+// Over tensor-parallel ranks each expert is split as a plain MLP is; every rank routes all tokens, so that router and load are the
+// same on all. x, output, dx and dy are of the residual stream: [s, b, h], or this rank's rows with sequence parallelism.
+
+// output from x. In training counts the load and prepares the balance loss.
 void MoeForward(const Step& step, const MoeParameters& parameters, const Weights& weights, const MoeScratch& scratch,
                 const MoeRecord& record, const Tensor& x, const Tensor& output);
 
-// dx from dy, both [s, b, h] and apart. Adds to the main gradients.
+// dx from dy, apart. Adds to the main gradients.
 void MoeBackward(const Step& step, const MoeParameters& parameters, const Weights& weights, const MoeScratch& scratch,
                  const MoeRecord& record, const Tensor& x, const Tensor& dy, const Tensor& dx);
 

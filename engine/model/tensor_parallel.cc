@@ -35,14 +35,14 @@ GptConfig ShareOf(const GptConfig& config, int size) {
     if (size == 1 || !present) return;
     throw EngineError(v1::REASON_UNSUPPORTED_MODEL, fmt::format("model.tensor_model_parallel_size is {}: 1 with {}", size, what));
   };
-  whole_only(config.num_moe_experts > 0, "experts");
-  whole_only(config.multi_latent_attention, "multi-latent attention");
-  whole_only(config.attention_sinks, "attention sinks");
   whole_only(config.qk_norm_over_projection, "query-key norms over the whole projection");
   GptConfig share = config;
   share.num_attention_heads = Divided("model.num_attention_heads", config.num_attention_heads, size);
   share.num_query_groups = Divided("model.num_query_groups", config.num_query_groups, size);
   share.ffn_hidden_size = Divided("model.ffn_hidden_size", config.ffn_hidden_size, size);
+  share.moe_ffn_hidden_size = Divided("model.moe_ffn_hidden_size", config.moe_ffn_hidden_size, size);
+  share.moe_shared_expert_intermediate_size =
+      Divided("model.moe_shared_expert_intermediate_size", config.moe_shared_expert_intermediate_size, size);
   share.padded_vocab_size = Divided("the padded model.vocab_size", config.padded_vocab_size, size);
   if (config.sequence_parallel) Divided("model.seq_length (with model.sequence_parallel)", config.seq_length, size);
   return share;
@@ -50,9 +50,19 @@ GptConfig ShareOf(const GptConfig& config, int size) {
 
 Tensor GatherSequence(const Step& step, const Tensor& stream) {
   if (!step.tensor_parallel.sequence_parallel) return stream;
-  const Tensor whole = WholeOf(step, stream);
+  return GatherSequenceInto(step, stream, WholeOf(step, stream));
+}
+
+Tensor GatherSequenceInto(const Step& step, const Tensor& stream, const Tensor& whole) {
+  if (!step.tensor_parallel.sequence_parallel) return stream;
   step.tensor_parallel.group->AllGather(stream, whole);
   return whole;
+}
+
+void SumOverRanks(const Step& step, const Tensor& tensor) {
+  if (step.tensor_parallel.size() == 1) return;
+  if (tensor.dtype != step.precision && tensor.dtype != DType::kF32) ThrowEngineError("a sum of {}", NameOf(tensor.dtype));
+  step.tensor_parallel.group->AllReduce(tensor, ReduceOp::kSum);
 }
 
 Tensor PartialSum(const Step& step, const Tensor& stream) {

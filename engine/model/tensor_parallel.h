@@ -32,6 +32,12 @@ GptConfig ShareOf(const GptConfig& config, int size);
 // gathered into the scratch.
 Tensor GatherSequence(const Step& step, const Tensor& stream);
 
+// The same into `whole` [s, b, n], which stays as it is through other exchanges. Without sequence parallelism `stream` itself.
+Tensor GatherSequenceInto(const Step& step, const Tensor& stream, const Tensor& whole);
+
+// tensor = the sum over the ranks, on every rank. One rank: nothing to do.
+void SumOverRanks(const Step& step, const Tensor& tensor);
+
 // Where a product that is summed over the ranks goes before: the scratch with sequence parallelism, else `stream` itself.
 Tensor PartialSum(const Step& step, const Tensor& stream);
 

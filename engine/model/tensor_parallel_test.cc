@@ -139,6 +139,52 @@ GptConfig Qwen() {
   return config;
 }
 
+// A plain layer, then experts of which a token gets two, beside shared ones with a gate.
+GptConfig Experts() {
+  GptConfig config = Qwen();
+  config.num_moe_experts = 4;
+  config.moe_layer_freq = {0, 1};
+  config.moe_ffn_hidden_size = 16;
+  config.moe_router_topk = 2;
+  config.moe_aux_loss_coeff = 0.1;
+  config.moe_z_loss_coeff = 0.01;
+  config.moe_shared_expert_intermediate_size = 24;
+  config.moe_shared_expert_gate = true;
+  return config;
+}
+
+// Latent attention, with or without a latent vector of the queries.
+GptConfig DeepSeek(int64_t q_lora_rank) {
+  GptConfig config = Experts();
+  config.qk_layernorm = false;
+  config.num_query_groups = config.num_attention_heads = 4;
+  config.multi_latent_attention = true;
+  config.q_lora_rank = q_lora_rank;
+  config.kv_lora_rank = 12;
+  config.qk_head_dim = 6;
+  config.qk_pos_emb_head_dim = 4;
+  config.kv_channels = 10;
+  config.v_head_dim = 8;
+  config.moe_shared_expert_gate = false;
+  return config;
+}
+
+// Biases of router and experts, sinks, windows.
+GptConfig GptOss() {
+  GptConfig config = Experts();
+  config.qk_layernorm = false;
+  config.add_bias_linear = true;
+  config.attention_sinks = true;
+  config.attention_window = 5;
+  config.moe_layer_freq = {1, 1};
+  config.activation = ActivationKind::kQuickGeglu;
+  config.activation_clamp = 7;
+  config.glu_linear_offset = 1;
+  config.moe_shared_expert_intermediate_size = 0;
+  config.moe_shared_expert_gate = false;
+  return config;
+}
+
 struct Case {
   int ranks;
   bool sequence_parallel;
@@ -205,10 +251,36 @@ TEST_P(TensorParallelModel, QwenEqualsOneRank) { ExpectEqualsOneRank(Qwen(), 1e-
 
 TEST_P(TensorParallelModel, GemmaEqualsOneRank) { ExpectEqualsOneRank(Gemma(), 1e-6, 1e-5); }
 
+TEST_P(TensorParallelModel, ExpertsEqualOneRank) { ExpectEqualsOneRank(Experts(), 1e-6, 2e-5); }
+
+TEST_P(TensorParallelModel, LatentAttentionEqualsOneRank) {
+  ExpectEqualsOneRank(DeepSeek(0), 1e-6, 2e-5);
+  ExpectEqualsOneRank(DeepSeek(14), 1e-6, 2e-5);
+}
+
+TEST_P(TensorParallelModel, SinksAndExpertBiasesEqualOneRank) { ExpectEqualsOneRank(GptOss(), 1e-6, 2e-5); }
+
 TEST_P(TensorParallelModel, Bf16FollowsOneRank) {
   GptConfig config = Gpt();
   config.dtype = DType::kBF16;
   ExpectEqualsOneRank(config, 1e-3, 3e-2);
+}
+
+// Each rank draws its own part of what is split, and the same of what is not.
+TEST_P(TensorParallelModel, ReplicasAreDrawnAlike) {
+  GptConfig config = DeepSeek(14);
+  OnRanks(GetParam().ranks, [&](Communicator& group) {
+    omp_set_num_threads(1);
+    Ready share(config, &group);
+    RngStreams streams(7, 0, group.rank());
+    share.model.InitializeWeights(&share.store, &streams);
+    for (const Parameter& parameter : share.store.parameters()) {
+      if (parameter.spec.shape.rank() < 2) continue;
+      const std::vector<float> mine = Floats(parameter.value);
+      group.Broadcast(parameter.value, 0);
+      if (group.rank() > 0) EXPECT_EQ(mine == Floats(parameter.value), parameter.spec.shard_axis < 0) << parameter.spec.name;
+    }
+  });
 }
 
 // Rows of the residual stream that two ranks hold get one mask; parameters that they hold alike get one gradient.
@@ -357,6 +429,12 @@ TEST(TensorParallel, RefusesSizesThatDoNotDivide) {
   config = Gpt();
   config.ffn_hidden_size = 41;
   EXPECT_THAT(ErrorOf(config, 2), testing::HasSubstr("ffn_hidden_size, which is 41"));
+  config = Experts();
+  config.moe_ffn_hidden_size = 15;
+  EXPECT_THAT(ErrorOf(config, 2), testing::HasSubstr("moe_ffn_hidden_size, which is 15"));
+  config = Experts();
+  config.moe_shared_expert_intermediate_size = 25;
+  EXPECT_THAT(ErrorOf(config, 2), testing::HasSubstr("moe_shared_expert_intermediate_size, which is 25"));
   config = Gpt();
   config.padded_vocab_size = 49;
   EXPECT_THAT(ErrorOf(config, 2), testing::HasSubstr("vocab_size, which is 49"));

@@ -10,8 +10,11 @@ namespace mbridge {
 
 void InitializeParameter(const Context& context, const InitRule& rule, const Tensor& value, RngStreams* streams) {
   using Kind = InitRule::Kind;
-  if (rule.kind == Kind::kModelParallelNormal || rule.kind == Kind::kExpertNormal) {
-    PhiloxStream* stream = rule.kind == Kind::kExpertNormal ? &streams->expert_parallel : &streams->model_parallel;
+  PhiloxStream* stream = rule.kind == Kind::kModelParallelNormal ? &streams->model_parallel
+                         : rule.kind == Kind::kReplicatedNormal  ? &streams->default_stream
+                         : rule.kind == Kind::kExpertNormal      ? &streams->expert_parallel
+                                                                 : nullptr;
+  if (stream != nullptr) {
     DrawNormal(context, *stream, streams->sm_count, 0.0f, rule.value, value);
     stream->offset += CudaDrawAdvance(value.size(), streams->sm_count);
     return;

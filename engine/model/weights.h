@@ -16,6 +16,7 @@ struct InitRule {
   enum class Kind : uint8_t {
     kConstant,             // `value` everywhere.
     kModelParallelNormal,  // Normal of deviation `value`, drawn on the device from the model-parallel stream.
+    kReplicatedNormal,     // The same from the default stream, in which tensor-parallel ranks agree.
     kExpertNormal,         // The same from the expert-parallel stream.
     kCpuNormal,            // Normal of deviation `value`, drawn on the CPU.
     kCpuEmbedding,  // torch.nn.Embedding on the CPU: one standard normal filling thrown away, then one of deviation `value`.

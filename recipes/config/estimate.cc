@@ -73,15 +73,16 @@ int64_t EmbeddingWeights(const v1::ModelConfig& m) {
   return words * (m.share_embeddings_and_output_weights() ? 1 : 2) + positions;
 }
 
-// Parameters of one rank: layers over TP and PP, experts over EP, embeddings over TP (on the fuller of the end stages).
+// Parameters of one rank: layers over TP and PP, experts over EP and ETP, embeddings over TP (on the fuller of the end stages).
 int64_t ParametersOfRank(const v1::ModelConfig& m) {
   const auto ways = [](int64_t n) { return std::max<int64_t>(1, n); };
   const int64_t tp = ways(m.tensor_model_parallel_size()), pp = ways(m.pipeline_model_parallel_size());
   const LayerKinds kinds = CountLayers(m);
   const int64_t experts = kinds.moe * m.num_moe_experts() * MlpWeights(m, MoeWidth(m));
   const int64_t layers = CountParameters(m) - EmbeddingWeights(m) - experts - NormWeights(m);
-  return layers / (tp * pp) + experts / (ways(m.expert_model_parallel_size()) * ways(m.expert_tensor_parallel_size()) * pp) +
-         EmbeddingWeights(m) / tp + NormWeights(m);
+  const int64_t ep = ways(m.expert_model_parallel_size());
+  const int64_t etp = m.has_expert_tensor_parallel_size() || ep > 1 ? ways(m.expert_tensor_parallel_size()) : tp;
+  return layers / (tp * pp) + experts / (ep * etp * pp) + EmbeddingWeights(m) / tp + NormWeights(m);
 }
 
 int64_t BytesOfType(const v1::ModelConfig& m) { return m.bf16() || m.fp16() ? 2 : 4; }

@@ -75,12 +75,6 @@ std::vector<FieldViolation> UnsupportedModelParts(const v1::ModelConfig& model) 
   if (model.qk_layernorm() && model.normalization() != "RMSNorm")
     parts.push_back({"model.qk_layernorm",
                      "is true with model.normalization " + model.normalization() + kMissing + "model.normalization=RMSNorm"});
-  if (model.tensor_model_parallel_size() > 1 && (model.num_moe_experts() > 0 || model.multi_latent_attention())) {
-    parts.push_back({"model.tensor_model_parallel_size",
-                     "is " + std::to_string(model.tensor_model_parallel_size()) + " with " +
-                         (model.multi_latent_attention() ? "model.multi_latent_attention" : "model.num_moe_experts") + kMissing +
-                         "1"});
-  }
   const auto& window = model.window_size();
   if (!window.empty() && (window.size() != 2 || window[0] < 0 || window[1] != 0))
     parts.push_back({"model.window_size", std::string("is no pair [left, 0] with left >= 0") + kMissing + "[left, 0]"});
@@ -118,6 +112,10 @@ void ValidateTensorParallel(ConfigState* state) {
             ", so that each rank has whole groups of queries (fewer groups than ranks are not built)");
   }
   divides("model.ffn_hidden_size", model.ffn_hidden_size());
+  if (model.num_moe_experts() > 0) {
+    divides("model.moe_ffn_hidden_size", model.moe_ffn_hidden_size());
+    divides("model.moe_shared_expert_intermediate_size", model.moe_shared_expert_intermediate_size());
+  }
   divides("model.vocab_size", model.vocab_size(), "; model.should_pad_vocab=true pads it");
   if (model.sequence_parallel()) divides("model.seq_length (with model.sequence_parallel)", model.seq_length());
 }
