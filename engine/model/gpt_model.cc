@@ -168,9 +168,8 @@ struct GptModel::Impl {
   // Declares what a module asks for.
   auto DeclareFor(ParameterStore* store) {
     return [this, store](const ParameterDeclaration& parameter) {
-      Split split{.axis = parameter.axis};
-      if (parameter.halves) split.stripes.assign(2, parameter.shape[parameter.axis] / 2);
-      return Declare(store, parameter.name, parameter.shape, parameter.rule, split, parameter.trainable);
+      return Declare(store, parameter.name, parameter.shape, parameter.rule,
+                     {.axis = parameter.axis, .stripes = parameter.stripes}, parameter.trainable);
     };
   }
 

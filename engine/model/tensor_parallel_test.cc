@@ -142,6 +142,7 @@ GptConfig Qwen() {
 // A plain layer, then experts of which a token gets two, beside shared ones with a gate.
 GptConfig Experts() {
   GptConfig config = Qwen();
+  config.add_bias_linear = false;
   config.num_moe_experts = 4;
   config.moe_layer_freq = {0, 1};
   config.moe_ffn_hidden_size = 16;
@@ -177,6 +178,7 @@ GptConfig GptOss() {
   config.attention_sinks = true;
   config.attention_window = 5;
   config.moe_layer_freq = {1, 1};
+  config.moe_router_topk = 4;  // The router's bias outweighs its scores of such small inputs: some expert would get no tokens.
   config.activation = ActivationKind::kQuickGeglu;
   config.activation_clamp = 7;
   config.glu_linear_offset = 1;

@@ -180,8 +180,8 @@ six=(train.train_iters=6 scheduler.lr_decay_iters=6 scheduler.lr_warmup_iters=1 
 
 # Query-key norms at full size.
 qwen8b() {
-  bench qwen3-8b qwen3_8b_pretrain_config 1 "${six[@]}" model.tensor_model_parallel_size=1 train.global_batch_size=8 \
-    train.micro_batch_size=1 "${narrow_optimizer[@]}"
+  bench qwen3-8b qwen3_8b_pretrain_config 1 "${six[@]}" train.global_batch_size=8 "${narrow_optimizer[@]}" \
+    tokenizer.tokenizer_type=NullTokenizer tokenizer.tokenizer_model=null tokenizer.vocab_size=151936
 }
 
 # Experts and latent attention: DeepSeek-V2-Lite's shape, of as many layers as one GPU holds, then whole on two.
