@@ -94,6 +94,7 @@ Outcome Run(const GptConfig& config, DeviceType type, int64_t b) {
   const auto sum = model.Evaluate(tokens.data(), labels.data(), mask.data(), positions.data());
   outcome.loss += sum.loss_sum / sum.tokens;
   for (const Parameter& parameter : store.parameters()) {
+    if (parameter.main_grad.data == nullptr) continue;  // Expert biases are not trained by gradients.
     const std::vector<char> bytes = ToHost(parameter.main_grad);
     outcome.names.push_back(parameter.spec.name);
     outcome.gradients.emplace_back(parameter.main_grad.size());
