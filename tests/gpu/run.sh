@@ -37,7 +37,8 @@ bundle() {
     done
   cp -r "$root/tests/data/mlm" "$root/tests/gpu/parts.sh" "$stage/"
   [ -z "${PEER:-}" ] || cp "$PEER" "$stage/peer.py"
-  tar -C "$stage" -c . | xz -T0 -6 >"$out"
+  # One dictionary over all programs: they share most of their code.
+  tar -C "$stage" -c . | xz -T1 --lzma2=preset=6,dict=192MiB >"$out"
   rm -rf "$stage"
   say "$out: $(du -h "$out" | cut -f1)"
 }
