@@ -9,6 +9,7 @@
 #include "client/lib/exit_code.h"
 #include "client/mbctl/commands.h"
 #include "client/mbctl/follow.h"
+#include "client/mbctl/model_recipe.h"
 #include "client/mbctl/output.h"
 #include "client/mbctl/session.h"
 
@@ -23,13 +24,6 @@ struct ConvertFlags {
   bool dry_run = false;
   FollowFlags follow;
 };
-
-// Directories of this machine as absolute paths; org/name stays as it is.
-std::string AbsoluteModel(const std::string& text) {
-  std::error_code error;
-  if (text.empty() || !std::filesystem::exists(text, error)) return text;
-  return std::filesystem::absolute(text, error).lexically_normal().string();
-}
 
 std::string Absolute(const std::string& path) {
   return path.empty() ? path : std::filesystem::absolute(path).lexically_normal().string();
@@ -209,7 +203,7 @@ void AddConvert(CLI::App* app, Session* session) {
   convert->footer(
       "Examples:\n"
       "  mbctl convert import --hf /models/llama --to base --wait\n"
-      "  mbctl submit -c run.yaml --start fork --from base@0 --weights-only -n tuned\n"
+      "  mbctl submit --hf /models/llama --start fork --from base@0 --weights-only -n tuned\n"
       "  mbctl convert export --from tuned@1000 --hf /checkpoints/tuned-hf --wait");
 }
 

@@ -4,29 +4,14 @@
 #include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <memory>
 #include <vector>
 
 #include "client/mbctl/commands.h"
+#include "client/mbctl/rank_program.h"
 #include "client/mbctl/session.h"
 
 namespace mbridge::mbctl {
-namespace {
-
-// mbrank in the directory of this program, else the one of PATH.
-std::string FindRankProgram() {
-  std::error_code error;
-  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (!error) {
-    const auto beside = self.parent_path() / "mbrank";
-    if (access(beside.c_str(), X_OK) == 0) return beside;
-  }
-  return "mbrank";
-}
-
-}  // namespace
-
 void AddData(CLI::App* app, Session* session) {
   auto* command = app->add_subcommand(
       "data", "Training data on this machine: preprocess (JSONL or text to .bin/.idx), inspect PREFIX; runs mbrank");

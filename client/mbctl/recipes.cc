@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <ostream>
@@ -11,6 +12,7 @@
 #include "client/lib/exit_code.h"
 #include "client/mbctl/commands.h"
 #include "client/mbctl/dry_run.h"
+#include "client/mbctl/model_recipe.h"
 #include "client/mbctl/output.h"
 #include "client/mbctl/session.h"
 #include "proto/rpc/status_details.h"
@@ -57,9 +59,23 @@ void AddList(CLI::App* group, Session* session) {
   });
 }
 
+// What Megatron-Bridge's recipe of the same name sets otherwise; empty where nothing.
+std::string DescribeDifferences(const v1::Recipe& recipe, const v1::ResolvedConfig& resolved) {
+  std::map<std::string, std::string> ours;
+  for (const v1::ResolvedValue& value : resolved.values()) ours[value.key()] = value.value();
+  std::string text;
+  for (const v1::RecipeDifference& difference : recipe.differences()) {
+    const auto found = ours.find(difference.key());
+    const std::string here = found == ours.end() ? "null" : found->second;
+    if (here == difference.bridge()) continue;  // An override made them equal.
+    text += fmt::format("  {}: {}, there {} ({})\n", difference.key(), here, difference.bridge(), difference.why());
+  }
+  return text.empty() ? text : "\ndifferent from Megatron-Bridge's recipe\n" + text;
+}
+
 void AddShow(CLI::App* group, Session* session) {
   struct Flags {
-    std::string recipe, config_file;
+    std::string recipe, config_file, model;
     std::vector<std::string> overrides;
     int ranks = 0;
     bool all = false, local = false;
@@ -69,32 +85,40 @@ void AddShow(CLI::App* group, Session* session) {
   command->add_option("RECIPE", flags->recipe, "Name or alias")->required();
   command->add_option("OVERRIDES", flags->overrides, "key.path=value")->type_name("KEY=VALUE");
   command->add_option("-c,--config", flags->config_file, "YAML file between recipe and overrides")->type_name("FILE");
+  command->add_option("--hf", flags->model, "As for submit; recipe from_hf needs it")->type_name("DIR");
   command->add_option("--ranks", flags->ranks, "Processes; 0: the smallest legal number")->check(CLI::Range(0, 1 << 20));
   command->add_flag("--all", flags->all, "Values that stand at their default too");
   command->add_flag("--local", flags->local, "Resolve in mbctl; ask no coordinator");
   command->callback([=] {
     session->action = [=]() -> int {
-      v1::ShowRecipeRequest request;
-      request.set_recipe(flags->recipe);
-      request.set_ranks(flags->ranks);
-      for (const std::string& line : flags->overrides) request.add_overrides(line);
+      if (flags->recipe == kModelRecipe && flags->model.empty() && flags->config_file.empty()) {
+        return session->Usage("recipe from_hf needs the model: --hf DIR, a directory with a config.json");
+      }
+      v1::JobSpec spec;
+      spec.set_recipe(flags->recipe);
+      spec.set_ranks(flags->ranks);
+      for (const std::string& line : flags->overrides) spec.add_overrides(line);
       if (!flags->config_file.empty()) {
         std::ifstream file(flags->config_file, std::ios::binary);
         std::stringstream text;
         text << file.rdbuf();
         if (!file) return session->Usage(fmt::format("cannot read the --config file {}", flags->config_file));
-        request.set_config_yaml(text.str());
+        spec.set_config_yaml(text.str());
+      }
+      if (!flags->model.empty()) {
+        const absl::Status added = AddModel(session, flags->model, flags->local, &spec);
+        if (!added.ok()) return session->Fail(added);
       }
       v1::ShowRecipeResponse answer;
       if (flags->local) {
-        v1::JobSpec spec;
-        spec.set_recipe(request.recipe());
-        spec.set_config_yaml(request.config_yaml());
-        *spec.mutable_overrides() = request.overrides();
-        spec.set_ranks(request.ranks());
-        MBCTL_ASSIGN_OR_FAIL(*answer.mutable_recipe(), *session, recipes::FindRecipe(request.recipe()));
+        MBCTL_ASSIGN_OR_FAIL(*answer.mutable_recipe(), *session, recipes::FindRecipe(spec.recipe()));
         MBCTL_ASSIGN_OR_FAIL(*answer.mutable_resolved(), *session, ResolveLocally(spec, false));
       } else {
+        v1::ShowRecipeRequest request;
+        request.set_recipe(spec.recipe());
+        request.set_config_yaml(spec.config_yaml());
+        *request.mutable_overrides() = spec.overrides();
+        request.set_ranks(spec.ranks());
         MBCTL_ASSIGN_OR_FAIL(client::Client * client, *session, session->Connect());
         MBCTL_ASSIGN_OR_FAIL(answer, *session, client->ShowRecipe(request));
       }
@@ -106,7 +130,7 @@ void AddShow(CLI::App* group, Session* session) {
         const v1::Recipe& recipe = answer.recipe();
         std::string text = recipe.description() + "\n";
         if (!recipe.trainable()) text += fmt::format("not trainable in this version: {}\n", recipe.not_trainable_reason());
-        return text + DescribeResolved(answer.resolved(), flags->all);
+        return text + DescribeResolved(answer.resolved(), flags->all) + DescribeDifferences(recipe, answer.resolved());
       });
     };
   });

@@ -12,6 +12,7 @@
 #include "client/lib/exit_code.h"
 #include "client/mbctl/dry_run.h"
 #include "client/mbctl/follow.h"
+#include "client/mbctl/model_recipe.h"
 #include "client/mbctl/output.h"
 #include "client/mbctl/session.h"
 #include "proto/rpc/status_details.h"
@@ -237,7 +238,7 @@ std::vector<std::string> MergeOverrides(const std::vector<std::string>& earlier,
 
 void AddSubmit(CLI::App* app, Session* session) {
   struct Flags : JobFlags {
-    std::string recipe, config_file, start = "fresh", from;
+    std::string recipe, config_file, model, start = "fresh", from;
     bool weights_only = false, local = false;
   };
   auto flags = std::make_shared<Flags>();
@@ -245,6 +246,12 @@ void AddSubmit(CLI::App* app, Session* session) {
   command->add_option("-r,--recipe", flags->recipe, "Recipe to start from; mbctl recipe ls");
   command->add_option("-c,--config", flags->config_file, "YAML file between recipe and overrides; --dry-run -o yaml writes one")
       ->type_name("FILE");
+  command
+      ->add_option(
+          "--hf", flags->model,
+          "The model of a Hugging Face directory on the node (or org/name of its hub cache), below --config and overrides; "
+          "alone it means --recipe from_hf")
+      ->type_name("DIR");
   command->add_option("-n,--name", flags->name, "Run name; without it each job gets a fresh one");
   command->add_option("--start", flags->start, "fresh, resume (same run, from its newest or --from checkpoint) or fork (new run)")
       ->check(CLI::IsMember({"fresh", "resume", "fork"}));
@@ -258,19 +265,27 @@ void AddSubmit(CLI::App* app, Session* session) {
       "    model.num_attention_heads=4 train.train_iters=10 train.global_batch_size=32\n"
       "  mbctl submit -r vanilla_gpt_pretrain_config --dry-run -o yaml model.num_layers=2 model.hidden_size=256 \\\n"
       "    model.num_attention_heads=4 > run.yaml\n"
+      "  mbctl submit --hf /models/llama --start fork --from base@0 --weights-only model.seq_length=2048 # of an import\n"
       "  mbctl submit -c run.yaml --start fork --from base@1000 -n tuned optimizer.lr=1e-4\n"
       "  id=$(mbctl submit -c run.yaml -o name)\n"
       "  mbctl submit -c run.yaml --wait --timeout 2h --request-id \"$CI_UUID\" -o json   # in CI");
   command->callback([=] {
     flags->priority_given = command->count("--priority") > 0;
     session->action = [=]() -> int {
-      if (flags->recipe.empty() && flags->config_file.empty()) {
-        return session->Usage("--recipe is required where no --config file is given\nnext: mbctl recipe ls");
+      if (flags->recipe.empty() && flags->config_file.empty() && flags->model.empty()) {
+        return session->Usage("--recipe is required where no --config file and no --hf model is given\nnext: mbctl recipe ls");
+      }
+      if (flags->recipe == kModelRecipe && flags->model.empty() && flags->config_file.empty()) {
+        return session->Usage("recipe from_hf needs the model: --hf DIR, a directory with a config.json");
       }
       v1::JobSpec spec;
       spec.set_recipe(flags->recipe);
       if (!flags->config_file.empty()) {
         MBCTL_ASSIGN_OR_FAIL(*spec.mutable_config_yaml(), *session, ReadConfigFile(flags->config_file));
+      }
+      if (!flags->model.empty()) {
+        const absl::Status added = AddModel(session, flags->model, flags->local, &spec);
+        if (!added.ok()) return session->Fail(added);
       }
       MBCTL_ASSIGN_OR_FAIL(const v1::StartMode mode, *session,
                            ParseStart(flags->start, !flags->from.empty(), flags->weights_only));

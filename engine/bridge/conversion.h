@@ -65,6 +65,9 @@ struct ImportOptions {
   std::function<std::string(const GptConfig&)> config_text;
 };
 
+// The model that the config.json of a directory (or of org/name) tells of, as ReadModelConfig; there need be no weights.
+absl::StatusOr<GptConfig> ReadModelOf(const std::string& directory_or_name, const AllowedRoots& roots);
+
 absl::StatusOr<ConversionPlan> PlanImport(const ImportOptions& options);
 absl::StatusOr<SavedCheckpoint> RunImport(const ImportOptions& options, const ConversionObserver& observer);
 

@@ -80,6 +80,13 @@ absl::StatusOr<PreparedImport> Prepare(const ImportOptions& options) {
 
 }  // namespace
 
+absl::StatusOr<GptConfig> ReadModelOf(const std::string& directory_or_name, const AllowedRoots& roots) {
+  MB_ASSIGN_OR_RETURN(const std::string path, FindModelDirectory(directory_or_name));
+  MB_ASSIGN_OR_RETURN(const Json config, ModelDirectory::ReadConfigOf(path, roots));
+  MB_ASSIGN_OR_RETURN(const Architecture* architecture, ArchitectureOf(config));
+  return ReadModelConfig(*architecture, config);
+}
+
 absl::StatusOr<ConversionPlan> PlanImport(const ImportOptions& options) {
   MB_ASSIGN_OR_RETURN(PreparedImport prepared, Prepare(options));
   return std::move(prepared.plan);

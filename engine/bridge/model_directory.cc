@@ -144,6 +144,16 @@ absl::StatusOr<ModelDirectory> ModelDirectory::Open(const std::string& path, con
   return model;
 }
 
+absl::StatusOr<Json> ModelDirectory::ReadConfigOf(const std::string& path, const AllowedRoots& roots) {
+  ModelDirectory model;
+  model.path_ = path;
+  std::error_code error;
+  if (!fs::is_directory(path, error)) return NoDirectory(path);
+  MB_RETURN_IF_ERROR(CheckRoots(path, roots));
+  MB_RETURN_IF_ERROR(model.ReadConfig(roots));
+  return std::move(model.config_);
+}
+
 absl::Status ModelDirectory::ReadConfig(const AllowedRoots& roots) {
   const std::string file = path_ + "/config.json";
   std::error_code error;

@@ -30,6 +30,9 @@ class ModelDirectory {
   // of `roots` (PATH_OUTSIDE_ROOTS).
   static absl::StatusOr<ModelDirectory> Open(const std::string& path, const AllowedRoots& roots);
 
+  // config.json alone, of a directory that may be without weights. Errors as of Open.
+  static absl::StatusOr<Json> ReadConfigOf(const std::string& path, const AllowedRoots& roots);
+
   const std::string& path() const { return path_; }
   const Json& config() const { return config_; }
   const std::string& config_text() const { return config_text_; }

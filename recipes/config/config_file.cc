@@ -2,7 +2,9 @@
 
 #include <set>
 
+#include "proto/rpc/status_details.h"
 #include "recipes/config/assignment.h"
+#include "recipes/config/resolve.h"
 #include "recipes/config/schema.h"
 
 namespace mbridge::recipes {
@@ -38,12 +40,33 @@ class Reader {
     if (name == "not_trainable") return ReadText(node, &out_->not_trainable);
     if (name == "abstract") return ReadFlag(node, &out_->is_abstract);
     if (name == "nested_model_keys") return ReadFlag(node, &out_->nested_model_keys);
+    if (name == "differs_from_bridge") {
+      if (!node.IsMap()) return Wrong(node, "differs_from_bridge is a map of keys");
+      return ReadEntries(node, [this](const std::string& key, const YAML::Node& entry) { return ReadDifference(key, entry); });
+    }
     if (name == "aliases") {
       if (!node.IsSequence()) return Wrong(node, "aliases is a list");
       for (const auto& alias : node) out_->aliases.push_back(alias.as<std::string>());
       return absl::OkStatus();
     }
     return ReadGroup(name, node);
+  }
+
+  // KEY: {bridge: VALUE, why: TEXT}; KEY: {bridge: VALUE} for a key without effect here, whose help says why; KEY: null takes
+  // back what a base says.
+  absl::Status ReadDifference(const std::string& key, const YAML::Node& node) {
+    BridgeDifference difference{key, "", ""};
+    if (!node.IsNull()) {
+      if (!node.IsMap() || !node["bridge"] || node.size() > 2) return Wrong(node, "expected {bridge: VALUE, why: TEXT}");
+      absl::StatusOr<Value> value = ToValue(node["bridge"], 0);
+      if (!value.ok()) return value.status();
+      difference.bridge = FormatValue(*value);
+      const Key* known = Schema::Get().Find(key);
+      difference.why = node["why"] ? node["why"].as<std::string>() : known != nullptr ? known->info->instead() : "";
+      if (difference.why.empty()) return Wrong(node, "says not why");
+    }
+    out_->differences.push_back(std::move(difference));
+    return absl::OkStatus();
   }
 
   // A map below a group, and below offline_packing_specs, is a group again; below env_vars it is the value.
@@ -107,7 +130,43 @@ class Reader {
   int line_ = 0;
 };
 
+// Takes the keys of `upper` out of `map`.
+void RemoveKeys(const std::set<std::string>& upper, const std::string& path, YAML::Node map) {
+  std::vector<std::string> gone;
+  for (const auto& entry : map) {
+    const std::string key = path + entry.first.Scalar();
+    if (upper.contains(key)) gone.push_back(entry.first.Scalar());
+    if (entry.second.IsMap()) RemoveKeys(upper, key + ".", entry.second);
+  }
+  for (const std::string& name : gone) map.remove(name);
+}
+
+// Adds the entries of `upper` to the map `lower`.
+void AddEntries(const YAML::Node& upper, YAML::Node lower) {
+  for (const auto& entry : upper) {
+    const std::string name = entry.first.Scalar();
+    if (entry.second.IsMap() && lower[name] && lower[name].IsMap()) {
+      AddEntries(entry.second, lower[name]);
+    } else {
+      lower[name] = entry.second;
+    }
+  }
+}
+
 }  // namespace
+
+absl::StatusOr<std::string> MergeConfigFiles(const std::string& lower, const std::string& upper) {
+  if (upper.empty()) return lower;
+  const absl::StatusOr<ConfigFile> parsed = ParseConfigFile("config", upper);
+  if (!parsed.ok()) return InvalidFields(v1::REASON_INVALID_CONFIG, {{"config_yaml", std::string(parsed.status().message())}});
+  std::set<std::string> keys;
+  for (const Assignment& assignment : parsed->assignments) keys.insert(CanonicalKey(assignment.key));
+  YAML::Node merged = YAML::Load(lower);
+  RemoveKeys(keys, "", merged);
+  const YAML::Node above = YAML::Load(upper);
+  if (above.IsMap()) AddEntries(above, merged);
+  return YAML::Dump(merged) + "\n";
+}
 
 absl::StatusOr<ConfigFile> ParseConfigFile(const std::string& file, const std::string& yaml) {
   ConfigFile result;

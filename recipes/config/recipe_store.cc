@@ -1,6 +1,7 @@
 #include "recipes/config/recipe_store.h"
 
 #include <algorithm>
+#include <set>
 #include <stdexcept>
 
 #include "proto/rpc/status_details.h"
@@ -25,6 +26,22 @@ v1::Recipe ToRecipe(const ConfigFile& file) {
   recipe.set_trainable(file.not_trainable.empty());
   recipe.set_not_trainable_reason(file.not_trainable);
   return recipe;
+}
+
+// Of a recipe and its bases; the recipe's own word on a key counts.
+absl::Status AddDifferences(const ConfigFile& file, v1::Recipe* recipe) {
+  MB_ASSIGN_OR_RETURN(const std::vector<const ConfigFile*> chain, RecipeChain(file));
+  std::set<std::string> said;
+  for (auto it = chain.rbegin(); it != chain.rend(); ++it) {
+    for (const BridgeDifference& difference : (*it)->differences) {
+      if (!said.insert(difference.key).second || difference.why.empty()) continue;
+      v1::RecipeDifference* added = recipe->add_differences();
+      added->set_key(difference.key);
+      added->set_bridge(difference.bridge);
+      added->set_why(difference.why);
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -83,7 +100,9 @@ std::vector<v1::Recipe> ListRecipes() {
 
 absl::StatusOr<v1::Recipe> FindRecipe(const std::string& name_or_alias) {
   MB_ASSIGN_OR_RETURN(const ConfigFile* file, FindRecipeFile(name_or_alias));
-  return ToRecipe(*file);
+  v1::Recipe recipe = ToRecipe(*file);
+  MB_RETURN_IF_ERROR(AddDifferences(*file, &recipe));
+  return recipe;
 }
 
 }  // namespace mbridge::recipes

@@ -120,7 +120,7 @@ TEST(Resolve, EveryRecipeResolvesForShow) {
   ASSERT_GE(ListRecipes().size(), 6u);
   for (const v1::Recipe& recipe : ListRecipes()) {
     std::vector<std::string> sizes;
-    if (recipe.name().rfind("vanilla", 0) == 0)
+    if (recipe.name().rfind("vanilla", 0) == 0 || recipe.name() == "from_hf")
       sizes = {"model.num_layers=2", "model.hidden_size=256", "model.num_attention_heads=4"};
     auto resolved = Show(sizes, recipe.name());
     ASSERT_TRUE(resolved.ok()) << recipe.name() << ": " << resolved.status();
@@ -148,15 +148,75 @@ TEST(Resolve, NamesOfTheIssueExist) {
   EXPECT_THAT(std::string(missing.status().message()), HasSubstr("vanilla_gpt_pretrain_config"));
 }
 
+// Every difference is one, in words that say why; keys that exist here have our value.
+TEST(Resolve, DifferencesFromBridge) {
+  for (const v1::Recipe& listed : ListRecipes()) {
+    const v1::Recipe recipe = *FindRecipe(listed.name());
+    std::vector<std::string> sizes;
+    if (recipe.name().rfind("vanilla", 0) == 0 || recipe.name() == "from_hf")
+      sizes = {"model.num_layers=2", "model.hidden_size=256", "model.num_attention_heads=4"};
+    auto resolved = Show(sizes, recipe.name());
+    ASSERT_TRUE(resolved.ok()) << resolved.status();
+    auto values = Values(*resolved);
+    EXPECT_GT(recipe.differences_size(), 5) << recipe.name();
+    for (const v1::RecipeDifference& difference : recipe.differences()) {
+      EXPECT_FALSE(difference.why().empty()) << recipe.name() << " " << difference.key();
+      EXPECT_TRUE(Schema::Get().Find(difference.key()) != nullptr || difference.key() == "scheduler.max_lr")
+          << recipe.name() << " " << difference.key();
+    }
+  }
+  const auto bridge_of = [](const std::string& recipe, const std::string& key) -> std::string {
+    const v1::Recipe found = FindRecipe(recipe).value();
+    for (const v1::RecipeDifference& difference : found.differences()) {
+      if (difference.key() == key) return difference.bridge();
+    }
+    return "the same";
+  };
+  EXPECT_EQ(bridge_of("llama3_8b", "model.vocab_size"), "32000");
+  EXPECT_EQ(bridge_of("llama3_8b_sft_config", "model.vocab_size"), "the same") << "the real one there too";
+  EXPECT_EQ(bridge_of("llama3_8b_sft_config", "dataset.num_workers"), "1") << "the recipe's own word before its base's";
+  EXPECT_EQ(bridge_of("qwen3_8b_peft_config", "optimizer.weight_decay"), "0.1") << "from the base of all";
+  EXPECT_EQ(bridge_of("vanilla_gpt", "checkpoint.load"), "the same");
+}
+
+TEST(Resolve, DifferencesNeedAReason) {
+  EXPECT_FALSE(ParseConfigFile("x", "differs_from_bridge:\n  train.train_iters: {bridge: 3}\n").ok());
+  EXPECT_FALSE(ParseConfigFile("x", "differs_from_bridge:\n  train.train_iters: 3\n").ok());
+  EXPECT_FALSE(ParseConfigFile("x", "differs_from_bridge: [1]\n").ok());
+}
+
+TEST(Resolve, MergedConfigFiles) {
+  const std::string lower = "base: from_hf\nmodel:\n  num_layers: 2\n  hidden_size: 64\n  kv_channels: 16\n";
+  EXPECT_EQ(*MergeConfigFiles(lower, ""), lower);
+  const std::string upper =
+      "{model.kv_channels: 32, model: {transformer: {hidden_size: 128}, activation_func: \"silu\"}, train: {train_iters: 7}}";
+  auto merged = MergeConfigFiles(lower, upper);
+  ASSERT_TRUE(merged.ok()) << merged.status();
+  auto file = ParseConfigFile("merged", *merged);
+  ASSERT_TRUE(file.ok()) << file.status() << *merged;
+  EXPECT_EQ(file->base, "from_hf");
+  std::map<std::string, std::string> values;
+  for (const Assignment& assignment : file->assignments) {
+    EXPECT_TRUE(values.emplace(CanonicalKey(assignment.key), FormatValue(assignment.value)).second) << assignment.key;
+  }
+  EXPECT_EQ(values, (std::map<std::string, std::string>{{"model.num_layers", "2"},
+                                                        {"model.kv_channels", "32"},
+                                                        {"model.hidden_size", "128"},
+                                                        {"model.activation_func", "silu"},
+                                                        {"train.train_iters", "7"}}));
+  EXPECT_EQ(ParseConfigFile("merged", *MergeConfigFiles(lower, "base: llama3_8b"))->base, "llama3_8b");
+  EXPECT_EQ(ReasonOf(MergeConfigFiles(lower, "model: [").status()), v1::REASON_INVALID_CONFIG);
+}
+
 TEST(Resolve, FlopsOfKnownModels) {
-  auto llama = Show({"model.vocab_size=128256"}, "llama3_8b");
+  auto llama = Show({}, "llama3_8b");
   ASSERT_TRUE(llama.ok()) << llama.status();
   EXPECT_NEAR(static_cast<double>(llama->flops_per_token()), 51.45e9, 0.05e9);
   EXPECT_EQ(llama->per_rank().parameters(), 8030261248);
   EXPECT_EQ(llama->ranks(), 2);
-  auto small = Show({"model.vocab_size=128256"}, "llama32_1b");
+  auto small = Show({}, "llama32_1b");
   EXPECT_EQ(small->per_rank().parameters(), 1235814400);
-  auto deepseek = Show({"model.vocab_size=102400", "model.make_vocab_size_divisible_by=128"}, "deepseek_v2_lite");
+  auto deepseek = Show({}, "deepseek_v2_lite");
   ASSERT_TRUE(deepseek.ok()) << deepseek.status();
   EXPECT_NEAR(static_cast<double>(deepseek->per_rank().parameters()), 15.7e9, 0.1e9);
   EXPECT_EQ(deepseek->ranks(), 8);

@@ -21,13 +21,15 @@ bool BeneathOne(const std::string& path, const std::vector<std::string>& roots) 
 
 }  // namespace
 
-std::vector<FieldViolation> CheckConvertFields(const v1::JobSpec& spec) {
+std::vector<FieldViolation> CheckConvertFields(const v1::JobSpec& spec, bool validate_only) {
   std::vector<FieldViolation> wrong;
   const v1::ConvertSpec& convert = spec.convert();
   const bool import = convert.action() == v1::CONVERT_ACTION_IMPORT;
-  if (!import && convert.action() != v1::CONVERT_ACTION_EXPORT && convert.action() != v1::CONVERT_ACTION_VERIFY) {
-    wrong.push_back({"spec.convert.action", "is not import, export or verify"});
-  }
+  const bool recipe = convert.action() == v1::CONVERT_ACTION_RECIPE;
+  const bool known =
+      import || recipe || convert.action() == v1::CONVERT_ACTION_EXPORT || convert.action() == v1::CONVERT_ACTION_VERIFY;
+  if (!known) wrong.push_back({"spec.convert.action", "is not import, export, verify or recipe"});
+  if (recipe && !validate_only) wrong.push_back({"spec.convert.action", "recipe is an answer, not a job: set validate_only"});
   if (!spec.recipe().empty() || !spec.config_yaml().empty() || spec.overrides_size() > 0) {
     wrong.push_back({"spec.recipe", "a conversion has no recipe, configuration file or overrides"});
   }
@@ -40,9 +42,10 @@ std::vector<FieldViolation> CheckConvertFields(const v1::JobSpec& spec) {
   }
   if (import && spec.run_name().empty())
     wrong.push_back({"spec.run_name", "an import needs the run that gets the checkpoint: --to NAME"});
-  if (import != (spec.start().mode() != v1::START_MODE_FORK)) {
-    wrong.push_back(
-        {"spec.start.mode", import ? "is fresh for an import" : "is fork, with the checkpoint to convert: --from CHECKPOINT"});
+  const bool from_model = import || recipe;
+  if (from_model != (spec.start().mode() != v1::START_MODE_FORK)) {
+    wrong.push_back({"spec.start.mode",
+                     from_model ? "is fresh for an import" : "is fork, with the checkpoint to convert: --from CHECKPOINT"});
   }
   const std::string& dtype = convert.dtype();
   if (!dtype.empty() && dtype != "bf16" && dtype != "fp16" && dtype != "fp32") {

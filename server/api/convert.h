@@ -16,7 +16,7 @@ struct ConvertRoots {
 };
 
 // What is wrong with the request's own fields.
-std::vector<FieldViolation> CheckConvertFields(const v1::JobSpec& spec);
+std::vector<FieldViolation> CheckConvertFields(const v1::JobSpec& spec, bool validate_only);
 
 // Makes the job a conversion on one CPU slot and sets its run directory. PATH_OUTSIDE_ROOTS for models that are read outside of
 // the roots (of data and checkpoints), and for a directory that is written outside of the checkpoint roots.

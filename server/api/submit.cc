@@ -78,7 +78,7 @@ absl::Status CheckFields(const v1::CreateJobRequest& request) {
     wrong.push_back({"spec.start.weights_only", "is for --start fork only"});
   }
   if (spec.kind() == v1::JOB_KIND_CONVERT) {
-    for (FieldViolation& violation : CheckConvertFields(spec)) wrong.push_back(std::move(violation));
+    for (FieldViolation& violation : CheckConvertFields(spec, request.validate_only())) wrong.push_back(std::move(violation));
   } else if (spec.recipe().empty() && spec.config_yaml().empty()) {
     wrong.push_back({"spec.recipe", "is empty; `mbctl recipe ls` lists the recipes"});
   }
@@ -370,6 +370,7 @@ void Submitter::Preflight(Draft draft, Answer answer) {
           if (absl::Status problems = FromPreflight(preflight); !problems.ok()) return Reply(request_id, answer, problems);
           for (const std::string& warning : result->preflight().warnings()) shared->notes.push_back(warning);
           if (shared->validate_only) {
+            if (!preflight.config_yaml().empty()) shared->job.mutable_spec()->set_config_yaml(preflight.config_yaml());
             for (const std::string& fact : result->preflight().facts()) shared->notes.push_back("note: " + fact);
           }
         }

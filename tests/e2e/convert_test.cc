@@ -1,4 +1,6 @@
 // Conversions as jobs: import, train from what was imported, export, verify.
+#include <cmath>
+
 #include "tests/e2e/service_fixture.h"
 
 namespace mbridge::e2e {
@@ -75,6 +77,75 @@ TEST_F(ConvertTest, ImportTrainExport) {
   EXPECT_THAT(differs, Exited(1)) << "the trained weights are others";
   EXPECT_EQ(service_.Checkpoints("base")[0].state(), v1::CHECKPOINT_STATE_COMMITTED)
       << "which does not make the checkpoint corrupt";
+}
+
+// What `--hf` adds to a job that trains a few steps of an imported fixture.
+Arguments FromModel(const std::string& model, const std::string& checkpoint, const std::string& run, const Arguments& more = {}) {
+  Arguments arguments = {"--hf",
+                         model,
+                         "--device",
+                         "cpu",
+                         "--name",
+                         run,
+                         "train.train_iters=2",
+                         "train.global_batch_size=4",
+                         "train.micro_batch_size=2",
+                         "validation.eval_iters=0",
+                         "model.seq_length=32",
+                         "dataset.seq_length=32",
+                         "scheduler.lr_warmup_iters=0",
+                         "logger.log_interval=1",
+                         "mixed_precision=null"};
+  if (!checkpoint.empty()) arguments.insert(arguments.end(), {"--start", "fork", "--from", checkpoint, "--weights-only"});
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+Arguments Plan(const std::string& model, Arguments flags) {
+  Arguments arguments = FromModel(model, "", "plan", {"--dry-run"});
+  arguments.insert(arguments.begin(), "submit");
+  arguments.insert(arguments.end(), flags.begin(), flags.end());
+  return arguments;
+}
+
+// The recipe comes from the model's directory, the weights from its import: dense, experts, latent attention with experts.
+TEST_F(ConvertTest, TrainsWhatWasImported) {
+  for (const std::string name : {"llama_tied_rope3", "qwen3_moe", "deepseek_v2_lite"}) {
+    ASSERT_THAT(Import(name, name), Exited(0));
+    const std::string model = Fixture(name).string();
+    const v1::Job tuned = service_.WaitForEnd(service_.Submit(FromModel(model, name + "@0", name + "-tuned")));
+    const v1::Job fresh = service_.WaitForEnd(service_.Submit(FromModel(model, "", name + "-fresh")));
+    ASSERT_EQ(tuned.state(), v1::JOB_STATE_SUCCEEDED) << name << ": " << tuned.detail();
+    ASSERT_EQ(fresh.state(), v1::JOB_STATE_SUCCEEDED) << name << ": " << fresh.detail();
+    EXPECT_EQ(tuned.resolved().recipe(), "from_hf");
+    EXPECT_THAT(tuned.spec().config_yaml(), HasSubstr("base: from_hf")) << "the job says by itself what it trains";
+    const auto points = service_.TrainPoints(tuned.job_id()), others = service_.TrainPoints(fresh.job_id());
+    ASSERT_THAT(points, SizeIs(2));
+    ASSERT_THAT(others, SizeIs(2));
+    EXPECT_NEAR(points[0].lm_loss(), std::log(320.0), 0.3) << name << ": small random weights guess evenly";
+    EXPECT_NE(points[0].lm_loss(), others[0].lm_loss()) << name << ": the weights are not those that were imported";
+  }
+}
+
+TEST_F(ConvertTest, RecipeOfAModel) {
+  const std::string model = Fixture("qwen3").string();
+  const CommandResult shown = service_.Mbctl({"recipe", "show", "from_hf", "--hf", model, "model.seq_length=64"});
+  ASSERT_THAT(shown, Exited(0)) << shown.err;
+  EXPECT_THAT(shown.out, HasSubstr("model.qk_layernorm"));
+  EXPECT_THAT(shown.out, HasSubstr("different from Megatron-Bridge's recipe"));
+  const CommandResult planned = service_.Mbctl(Plan(model, {}));
+  ASSERT_THAT(planned, Exited(0)) << planned.err;
+  EXPECT_THAT(planned.out, HasSubstr("model.num_query_groups"));
+  const CommandResult local = service_.Mbctl(Plan(model, {"--local"}));
+  ASSERT_THAT(local, Exited(0)) << local.err;
+  EXPECT_THAT(local.out, HasSubstr("model.num_query_groups"));
+
+  const CommandResult nothing = service_.Mbctl(Plan("/no/such/model", {}));
+  EXPECT_THAT(nothing, Exited(3));
+  EXPECT_THAT(nothing.err, HasSubstr("/no/such/model"));
+  const CommandResult without = service_.Mbctl({"submit", "--recipe", "from_hf"});
+  EXPECT_THAT(without, Exited(2));
+  EXPECT_THAT(without.err, HasSubstr("--hf DIR"));
 }
 
 TEST_F(ConvertTest, RefusalsAndPlans) {

@@ -15,6 +15,7 @@
 #include "engine/train/training_plan.h"
 #include "proto/format/training_line.h"
 #include "proto/rpc/version.h"
+#include "worker/rank/model_recipe.h"
 #include "worker/rank/rank_run.h"
 
 namespace mbridge {
@@ -213,39 +214,6 @@ const char* NameOf(v1::ConvertAction action) {
   return action == v1::CONVERT_ACTION_EXPORT ? "export" : "verify";
 }
 
-std::string YamlValue(const google::protobuf::Message& message, const google::protobuf::FieldDescriptor& field, int index) {
-  std::string text;
-  google::protobuf::TextFormat::PrintFieldValueToString(message, &field, index, &text);
-  return text;
-}
-
-// The model as a configuration file for `mbctl submit --config`; UNSUPPORTED_MODEL when keys cannot say what it is.
-std::string RecipeOf(const GptConfig& model, const std::string& source) {
-  v1::ConfigContainer config;
-  *config.mutable_model() = ModelKeys(model);
-  const GptConfig said = Take(ModelOf(config));
-  if (!(ModelShape(said) == ModelShape(model))) {
-    throw EngineError(
-        v1::REASON_UNSUPPORTED_MODEL,
-        "the configuration has no keys yet for some parts of this model: it can be converted and verified, not trained");
-  }
-  std::string text = fmt::format("# Model of {}\nbase: pretrain_common\nmodel:\n", source);
-  const google::protobuf::Reflection& reflection = *config.model().GetReflection();
-  std::vector<const google::protobuf::FieldDescriptor*> fields;
-  reflection.ListFields(config.model(), &fields);
-  for (const google::protobuf::FieldDescriptor* field : fields) {
-    if (field->name() == "vocab_size") continue;  // Follows from the tokenizer and the padding.
-    std::string value = field->is_repeated() ? "[" : YamlValue(config.model(), *field, -1);
-    for (int i = 0; field->is_repeated() && i < reflection.FieldSize(config.model(), field); ++i) {
-      value += (i == 0 ? "" : ", ") + YamlValue(config.model(), *field, i);
-    }
-    text += fmt::format("  {}: {}{}\n", field->name(), value, field->is_repeated() ? "]" : "");
-  }
-  text += fmt::format("  make_vocab_size_divisible_by: 1\ndataset:\n  seq_length: {}\ntokenizer:\n  vocab_size: {}\n",
-                      model.seq_length, model.padded_vocab_size);
-  return text;
-}
-
 class TerminalSink : public EventSink {
  public:
   void Started(const v1::RankStarted&) override {}
@@ -276,6 +244,11 @@ v1::RankResult RunConversion(const v1::RankSpec& spec, EventSink* sink, const st
 void CheckConversion(const v1::RankSpec& spec, v1::PreflightResult* result) {
   ConversionPlan plan;
   const v1::ConvertAction action = spec.convert().action();
+  if (action == v1::CONVERT_ACTION_RECIPE) {
+    const AllowedRoots roots(spec.convert().allowed_roots().begin(), spec.convert().allowed_roots().end());
+    result->set_config_yaml(Take(RecipeOfModel(spec.convert().hugging_face(), roots, 0)));
+    return;
+  }
   if (action == v1::CONVERT_ACTION_IMPORT) {
     plan = Take(PlanImport(ToImport(spec)));
   } else if (action == v1::CONVERT_ACTION_EXPORT) {
@@ -331,21 +304,11 @@ ConvertCommand::ConvertCommand(CLI::App* app) : flags_(std::make_unique<Flags>()
   inspect_->add_option("--like", flags->like, "As for export");
   recipe_ = convert->add_subcommand("recipe", "The model as a configuration file for mbctl submit --config");
   recipe_->add_option("--hf", flags->hugging_face, "Directory, or org/name of the local hub cache")->required();
-  recipe_->add_option("--seq-length", flags->seq_length, "Length of a sample; default: max_position_embeddings")
+  recipe_->add_option("--seq-length", flags->seq_length, "Length of a sample; default: max_position_embeddings, at most 4096")
       ->check(CLI::PositiveNumber);
 }
 
 ConvertCommand::~ConvertCommand() = default;
-
-int ConvertCommand::PrintRecipe() {
-  ImportOptions options;
-  options.source = flags_->hugging_face;
-  const ConversionPlan plan = Take(PlanImport(options));
-  GptConfig model = plan.model;
-  if (flags_->seq_length > 0) model.seq_length = model.max_position_embeddings = flags_->seq_length;
-  std::printf("%s", RecipeOf(model, flags_->hugging_face).c_str());
-  return 0;
-}
 
 int ConvertCommand::Run() {
   Flags& flags = *flags_;
@@ -364,7 +327,7 @@ int ConvertCommand::Run() {
     v1::RankResult done;
     done.set_reason(v1::REASON_COMPLETED);
     if (recipe_->parsed()) {
-      PrintRecipe();
+      std::printf("%s", Take(RecipeOfModel(flags.hugging_face, {}, flags.seq_length)).c_str());
       return done;
     }
     if (inspect_->parsed()) {

@@ -27,7 +27,6 @@ class ConvertCommand {
   CLI::App* verify_ = nullptr;
   CLI::App* inspect_ = nullptr;
   CLI::App* recipe_ = nullptr;
-  int PrintRecipe();
 };
 
 // The conversion of a job (spec.convert), reported to the sink. Throws EngineError.
