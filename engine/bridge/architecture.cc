@@ -95,6 +95,13 @@ void ForgetUnusedScaling(GptConfig* config) {
   }
 }
 
+// Sizes of what no layer has mean nothing.
+void ForgetAbsentBlocks(GptConfig* config) {
+  if (CountLayers(*config, HasAttention) == 0) config->num_attention_heads = config->num_query_groups = config->kv_channels = 0;
+  if (CountLayers(*config, HasMlp) == CountLayers(*config, IsMoeLayer)) config->ffn_hidden_size = 0;
+  if (!config->mamba_rms_norm || config->mamba_norm_groups == config->mamba_num_groups) config->mamba_norm_groups = 0;
+}
+
 }  // namespace
 
 GptConfig ModelShape(GptConfig config) {
@@ -115,6 +122,7 @@ GptConfig ModelShape(GptConfig config) {
   config.cross_entropy_loss_fusion = none.cross_entropy_loss_fusion;
   config.sequence_parallel = false;
   ForgetUnusedScaling(&config);
+  ForgetAbsentBlocks(&config);
   // A rotation works at any length; the number is then only what config.json advertises.
   if (config.position_embedding != PositionKind::kLearnedAbsolute) config.max_position_embeddings = 0;
   return config;

@@ -67,8 +67,10 @@ Values ImportGradient(const TensorMapping& mapping, const SafetensorsFile& file)
 
 // The axis that tensor parallelism splits.
 int ShardAxis(const std::string& name) {
-  if (name.find("norm") != std::string::npos || name.find("router") != std::string::npos) return -1;
-  const bool row_parallel = name.find("linear_proj") != std::string::npos || name.find("linear_fc2") != std::string::npos;
+  const bool of_mixer = name.find(".mixer.") != std::string::npos;
+  if ((name.find("norm") != std::string::npos && !of_mixer) || name.find("router") != std::string::npos) return -1;
+  const bool row_parallel = name.find("linear_proj") != std::string::npos || name.find("linear_fc2") != std::string::npos ||
+                            name.find("mixer.out_proj") != std::string::npos;
   if (row_parallel) return name.ends_with(".bias") ? -1 : 1;
   return 0;
 }
@@ -320,7 +322,10 @@ INSTANTIATE_TEST_SUITE_P(Families, HuggingFaceFixtures,
                                          "deepseek_v3",        //
                                          "gpt_oss",            //
                                          "glm4_moe",           //
-                                         "minimax_m2"          //
+                                         "minimax_m2",         //
+                                         "mamba2",             //
+                                         "falcon_h1",          //
+                                         "nemotron_h"          //
                                          ),
                          [](const auto& info) { return info.param; });
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/core/error.h"
+#include "engine/model/mamba.h"
 #include "engine/model/mla.h"
 #include "engine/model/moe.h"
 #include "engine/model/rotary_tables.h"
@@ -82,6 +83,30 @@ void ValidateScales(const GptConfig& config) {
   RequireAbove("logits_scaling", config.logits_scaling, 0.0);
 }
 
+[[noreturn]] void Unsupported(std::string_view what) {
+  throw EngineError(v1::REASON_UNSUPPORTED_MODEL, fmt::format("this engine does not build {} yet", what));
+}
+
+void ValidateMultipliers(const GptConfig& config) {
+  for (const auto& [field, value] : {std::pair{"attention_in_multiplier", config.attention_in_multiplier},
+                                     {"attention_out_multiplier", config.attention_out_multiplier},
+                                     {"key_multiplier", config.key_multiplier},
+                                     {"mlp_gate_multiplier", config.mlp_gate_multiplier},
+                                     {"mlp_out_multiplier", config.mlp_out_multiplier}}) {
+    RequireAbove(field, value, 0.0);
+  }
+  const bool attention =
+      config.attention_in_multiplier != 1 || config.attention_out_multiplier != 1 || config.key_multiplier != 1;
+  const bool mlp = config.mlp_gate_multiplier != 1 || config.mlp_out_multiplier != 1;
+  if ((attention || mlp) && (config.add_bias_linear || config.add_qkv_bias || config.post_layernorm))
+    Unsupported("multipliers with biases or model.post_layernorm");
+  if (attention && (config.qk_layernorm || config.multi_latent_attention))
+    Unsupported("multipliers of attention with model.qk_layernorm or model.multi_latent_attention");
+  if (config.mlp_gate_multiplier != 1 && !IsGated(config.activation))
+    Unsupported("model.mlp_gate_multiplier without model.gated_linear_unit");
+  if (mlp && CountLayers(config, IsMoeLayer) > 0) Unsupported("multipliers of the MLP with experts");
+}
+
 // Each layer has something that it does.
 void ValidateMixers(const GptConfig& config) {
   ValidateLayerPattern("mlp_layer_freq", config.mlp_layer_freq, config.num_layers);
@@ -93,13 +118,10 @@ void ValidateMixers(const GptConfig& config) {
     if (MixerOf(config, layer) != MixerKind::kNone || HasMlp(config, layer)) continue;
     throw EngineError(v1::REASON_INVALID_CONFIG, fmt::format("layer {} has neither a mixer nor an MLP", layer));
   }
-  for (const auto& [field, value] : {std::pair{"attention_in_multiplier", config.attention_in_multiplier},
-                                     {"attention_out_multiplier", config.attention_out_multiplier},
-                                     {"key_multiplier", config.key_multiplier},
-                                     {"mlp_gate_multiplier", config.mlp_gate_multiplier},
-                                     {"mlp_out_multiplier", config.mlp_out_multiplier}}) {
-    RequireAbove(field, value, 0.0);
-  }
+  if (CountLayers(config, [](const GptConfig& c, int64_t layer) { return MixerOf(c, layer) == MixerKind::kGatedDeltaNet; }) > 0)
+    Unsupported("gated delta nets");
+  if (CountLayers(config, HasMamba) > 0) ValidateMamba(config);
+  ValidateMultipliers(config);
 }
 
 // Sides of the matrix products: whole blocks, and what tensor cores want. `config` may be a rank's share.
@@ -125,10 +147,6 @@ void ValidateLowPrecision(const GptConfig& config) {
   }
 }
 
-[[noreturn]] void Unsupported(std::string_view what) {
-  throw EngineError(v1::REASON_UNSUPPORTED_MODEL, fmt::format("this engine does not build {} yet", what));
-}
-
 }  // namespace
 
 int64_t AttentionWindowOf(const GptConfig& config, int64_t layer) {
@@ -142,7 +160,7 @@ bool HasRope(const GptConfig& config, int64_t layer) {
 }
 
 MixerKind MixerOf(const GptConfig& config, int64_t layer) {
-  return config.mixers.empty() ? MixerKind::kAttention : config.mixers[static_cast<size_t>(layer)];
+  return std::cmp_less(layer, config.mixers.size()) ? config.mixers[static_cast<size_t>(layer)] : MixerKind::kAttention;
 }
 
 bool HasAttention(const GptConfig& config, int64_t layer) {
@@ -157,7 +175,7 @@ bool HasMamba(const GptConfig& config, int64_t layer) {
 
 bool HasMlp(const GptConfig& config, int64_t layer) {
   const auto& pattern = config.mlp_layer_freq;
-  return pattern.empty() || pattern[static_cast<size_t>(layer)] != 0;
+  return std::cmp_greater_equal(layer, pattern.size()) || pattern[static_cast<size_t>(layer)] != 0;
 }
 
 bool IsMoeLayer(const GptConfig& config, int64_t layer) {
@@ -228,7 +246,7 @@ void ValidateGptConfig(const GptConfig& config) {
     throw EngineError(v1::REASON_INVALID_CONFIG, fmt::format("model dtype {}: BF16, F16 or F32", NameOf(config.dtype)));
   }
   if (config.attention_window < 0) RequirePositive("window_size", config.attention_window);
-  if (config.position_embedding == PositionKind::kRope) ValidateRotary(config);
+  if (config.position_embedding == PositionKind::kRope && CountLayers(config, HasAttention) > 0) ValidateRotary(config);
   ValidateLayerPattern("window_attn_skip_freq", config.window_attn_skip_freq, config.num_layers);
   ValidateLayerPattern("no_rope_freq", config.no_rope_freq, config.num_layers);
   ValidateScales(config);
@@ -236,7 +254,6 @@ void ValidateGptConfig(const GptConfig& config) {
   if (config.low_precision.enabled()) Unsupported("linear layers in 8 or 4 bits");
   if (config.activation == ActivationKind::kQuickGeglu && CountLayers(config, HasMlp) > moe_layers)
     Unsupported("plain MLPs with a gated quick GELU");
-  if (!config.mixers.empty() || !config.mlp_layer_freq.empty()) Unsupported("layers with other mixers than attention");
   if (config.qk_layernorm && config.normalization != NormKind::kRmsNorm)
     Unsupported("query-key norms of another kind than RMSNorm");
 }
@@ -248,6 +265,13 @@ void RequireCudaParts(const GptConfig& c) {
         v1::REASON_UNSUPPORTED_MODEL,
         fmt::format("model.{} is {}: the CUDA router takes up to {}; --device cpu trains more", field, value, most));
   };
+  const auto require_without = [](bool holds, const char* part) {
+    if (holds) return;
+    throw EngineError(v1::REASON_UNSUPPORTED_MODEL,
+                      fmt::format("{} has no CUDA operator in this version; --device cpu trains it", part));
+  };
+  require_without(CountLayers(c, HasMamba) == 0, "a Mamba-2 mixer (M or P in model.hybrid_layer_pattern)");
+  require_without(c.mlp_gate_multiplier == 1, "a factor of the MLP's gate (model.mlp_gate_multiplier)");
   if (c.num_moe_experts == 0) return;
   require("num_moe_experts", c.num_moe_experts, 512);
   require("moe_router_topk", c.moe_router_topk, 32);

@@ -73,8 +73,8 @@ struct GptConfig {
   double layernorm_epsilon = 1e-5;
 
   // What layers are made of (hybrid_layer_pattern).
-  std::vector<MixerKind> mixers = {};        // By layer; empty: attention everywhere.
-  std::vector<int64_t> mlp_layer_freq = {};  // By layer, 1: an MLP or experts follow, 0: not; empty: everywhere.
+  std::vector<MixerKind> mixers = {};        // By layer; attention where the list ends.
+  std::vector<int64_t> mlp_layer_freq = {};  // By layer, 1: an MLP or experts follow, 0: not; 1 where it ends.
   double attention_in_multiplier = 1;        // Of what attention reads; also of the output of linear_qkv.
   double key_multiplier = 1;                 // Of the keys.
   double attention_out_multiplier = 1;       // Of what attention adds to the residual stream.

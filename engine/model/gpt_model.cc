@@ -168,51 +168,68 @@ struct GptModel::Impl {
   // Declares what a module asks for.
   auto DeclareFor(ParameterStore* store) {
     return [this, store](const ParameterDeclaration& parameter) {
-      return Declare(store, parameter.name, parameter.shape, parameter.rule,
-                     {.axis = parameter.axis, .stripes = parameter.stripes}, parameter.trainable);
+      const Split split{.axis = parameter.axis,
+                        .stripes = parameter.stripes,
+                        .partial_gradient = parameter.of_stream && tensor_parallel.sequence_parallel};
+      return Declare(store, parameter.name, parameter.shape, parameter.rule, split, parameter.trainable);
     };
+  }
+
+  void DeclareAttention(ParameterStore* store, const std::string& prefix, LayerParameters* p) {
+    const GptConfig& c = share;
+    const int64_t q = c.num_attention_heads * c.kv_channels, kv = c.num_query_groups * c.kv_channels;
+    p->proj = DeclareLinear(store, prefix + "self_attention.linear_proj", c.hidden_size, ContextWidth(c), OutputInitStd(c),
+                            LinearSplit::kRows);
+    if (c.post_layernorm) p->attention_post_norm = DeclareNorm(store, prefix + "self_attention.linear_proj.post_layernorm");
+    if (c.attention_sinks) {
+      p->sinks = DeclareFor(store)({.name = prefix + "self_attention.core_attention.softmax_offset",
+                                    .shape = {c.num_attention_heads},
+                                    .rule = {InitRule::Kind::kModelParallelNormal, static_cast<float>(c.init_method_std)},
+                                    .axis = 0});
+    }
+    if (c.multi_latent_attention) {
+      p->mla = DeclareMla(c, prefix + "self_attention.", DeclareFor(store));
+    } else {
+      p->qkv = DeclareLinear(store, prefix + "self_attention.linear_qkv", q + 2 * kv, c.hidden_size, c.init_method_std,
+                             LinearSplit::kColumns, c.add_qkv_bias);
+    }
+    if (c.qk_layernorm && !c.multi_latent_attention) {
+      const bool whole = c.qk_norm_over_projection;
+      const Split of_heads{.partial_gradient = true};  // Each rank has some of the heads.
+      p->query_gamma =
+          Declare(store, prefix + "self_attention.q_layernorm.weight", {whole ? q : c.kv_channels}, GammaRule(), of_heads);
+      p->key_gamma =
+          Declare(store, prefix + "self_attention.k_layernorm.weight", {whole ? kv : c.kv_channels}, GammaRule(), of_heads);
+    }
+  }
+
+  void DeclareMlp(ParameterStore* store, const std::string& prefix, LayerParameters* p) {
+    const GptConfig& c = share;
+    if (c.pre_layernorm) p->mlp_norm = DeclareNorm(store, prefix + "pre_mlp_layernorm");
+    if (IsMoeLayer(c, p->layer)) {
+      p->moe = DeclareMoe(c, prefix + "mlp.", DeclareFor(store));
+    } else {
+      p->fc1 = DeclareLinear(store, prefix + "mlp.linear_fc1", Fc1Width(c), c.hidden_size, c.init_method_std,
+                             LinearSplit::kColumns, false, IsGated(c.activation));
+      p->fc2 =
+          DeclareLinear(store, prefix + "mlp.linear_fc2", c.hidden_size, c.ffn_hidden_size, OutputInitStd(c), LinearSplit::kRows);
+    }
+    if (c.post_layernorm) p->mlp_post_norm = DeclareNorm(store, prefix + "mlp.linear_fc2.post_layernorm");
   }
 
   LayerParameters DeclareLayer(ParameterStore* store, int64_t layer) {
     const std::string prefix = fmt::format("decoder.layers.{}.", layer);
     const GptConfig& c = share;
-    const int64_t q = c.num_attention_heads * c.kv_channels, kv = c.num_query_groups * c.kv_channels;
+    const MixerKind mixer = MixerOf(c, layer);
     LayerParameters p;
     p.layer = layer;
-    if (c.pre_layernorm) p.input_norm = DeclareNorm(store, prefix + "input_layernorm");
-    p.proj = DeclareLinear(store, prefix + "self_attention.linear_proj", c.hidden_size, ContextWidth(c), OutputInitStd(c),
-                           LinearSplit::kRows);
-    if (c.post_layernorm) p.attention_post_norm = DeclareNorm(store, prefix + "self_attention.linear_proj.post_layernorm");
-    if (c.attention_sinks) {
-      p.sinks = DeclareFor(store)({.name = prefix + "self_attention.core_attention.softmax_offset",
-                                   .shape = {c.num_attention_heads},
-                                   .rule = {InitRule::Kind::kModelParallelNormal, static_cast<float>(c.init_method_std)},
-                                   .axis = 0});
-    }
-    if (c.multi_latent_attention) {
-      p.mla = DeclareMla(c, prefix + "self_attention.", DeclareFor(store));
-    } else {
-      p.qkv = DeclareLinear(store, prefix + "self_attention.linear_qkv", q + 2 * kv, c.hidden_size, c.init_method_std,
-                            LinearSplit::kColumns, c.add_qkv_bias);
-    }
-    if (c.qk_layernorm && !c.multi_latent_attention) {
-      const bool whole = c.qk_norm_over_projection;
-      const Split of_heads{.partial_gradient = true};  // Each rank has some of the heads.
-      p.query_gamma =
-          Declare(store, prefix + "self_attention.q_layernorm.weight", {whole ? q : c.kv_channels}, GammaRule(), of_heads);
-      p.key_gamma =
-          Declare(store, prefix + "self_attention.k_layernorm.weight", {whole ? kv : c.kv_channels}, GammaRule(), of_heads);
-    }
-    if (c.pre_layernorm) p.mlp_norm = DeclareNorm(store, prefix + "pre_mlp_layernorm");
-    if (IsMoeLayer(c, layer)) {
-      p.moe = DeclareMoe(c, prefix + "mlp.", DeclareFor(store));
-    } else {
-      p.fc1 = DeclareLinear(store, prefix + "mlp.linear_fc1", Fc1Width(c), c.hidden_size, c.init_method_std,
-                            LinearSplit::kColumns, false, IsGated(c.activation));
-      p.fc2 =
-          DeclareLinear(store, prefix + "mlp.linear_fc2", c.hidden_size, c.ffn_hidden_size, OutputInitStd(c), LinearSplit::kRows);
-    }
-    if (c.post_layernorm) p.mlp_post_norm = DeclareNorm(store, prefix + "mlp.linear_fc2.post_layernorm");
+    p.has_mixer = mixer != MixerKind::kNone;
+    p.has_mlp = HasMlp(c, layer);
+    const char* norm = mixer == MixerKind::kMamba2 ? "norm" : "input_layernorm";
+    if (c.pre_layernorm && p.has_mixer) p.input_norm = DeclareNorm(store, prefix + norm);
+    if (HasMamba(c, layer)) p.mamba = DeclareMamba(c, prefix + "mixer.", DeclareFor(store));
+    if (HasAttention(c, layer)) DeclareAttention(store, prefix, &p);
+    if (p.has_mlp) DeclareMlp(store, prefix, &p);
     return p;
   }
 
@@ -434,6 +451,7 @@ void GptModel::Prepare(const ParameterStore& store, int micro_batch_size) {
   m.arena = Arena(plan.peak(), m.context.device);
   m.activations = Activations::Allocate(&m.arena, m.StepFor(nullptr));
   for (int64_t layer = 0; layer < m.share.num_layers; ++layer) {
+    if (!HasAttention(m.share, layer)) continue;
     PrepareCoreAttention(m.StepFor(nullptr), AttentionOptionsOf(m.StepFor(nullptr), layer));
   }
   m.inputs = MicrobatchInputs(m.context, micro_batch_size, m.config.seq_length);
@@ -539,12 +557,16 @@ double GptModel::FlopsPerToken() const {
                   latent * (h + static_cast<double>(layout.key_value_width()) + 1) + context * h;
     core = s * (query + context) / 2;
   }
+  const auto inner = static_cast<double>(MambaInnerWidth(c));
+  // The scan: Megatron-LM's 7 operations for each element of the state.
+  const double mamba =
+      h * (static_cast<double>(MambaProjectionWidth(c)) + inner) + 3.5 * inner * static_cast<double>(c.mamba_state_dim);
   const double mlp = h * static_cast<double>(Fc1Width(c) + c.ffn_hidden_size);
   const double experts =
       3 * h * static_cast<double>(c.moe_router_topk * c.moe_ffn_hidden_size + c.moe_shared_expert_intermediate_size);
-  const auto moe_layers = static_cast<double>(CountLayers(c, IsMoeLayer)), layers = static_cast<double>(c.num_layers);
-  return 6 * (layers * (projections + core) + (layers - moe_layers) * mlp + moe_layers * experts +
-              h * static_cast<double>(c.padded_vocab_size));
+  const auto count = [&c](bool (*has)(const GptConfig&, int64_t)) { return static_cast<double>(CountLayers(c, has)); };
+  return 6 * (count(HasAttention) * (projections + core) + count(HasMamba) * mamba + (count(HasMlp) - count(IsMoeLayer)) * mlp +
+              count(IsMoeLayer) * experts + h * static_cast<double>(c.padded_vocab_size));
 }
 
 }  // namespace mbridge

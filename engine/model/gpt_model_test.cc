@@ -1,5 +1,6 @@
 #include "engine/model/gpt_model.h"
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <random>
@@ -189,6 +190,116 @@ TEST(GptModelTest, GradientsOfQwen) {
   config.rope_scaling = true;
   config.rope_original_length = 20;
   ExpectGradientsAreSlopes(config);
+}
+
+// Layers of one block each, and one of both mixers and an MLP.
+GptConfig HybridConfig() {
+  GptConfig config = LlamaConfig();
+  config.num_layers = 4;
+  config.mixers = {MixerKind::kMamba2, MixerKind::kAttention, MixerKind::kNone, MixerKind::kAttentionAndMamba2};
+  config.mlp_layer_freq = {0, 0, 1, 1};
+  config.mamba_state_dim = 5;
+  config.mamba_head_dim = 3;
+  config.mamba_num_groups = 2;
+  config.mamba_num_heads = 4;
+  return config;
+}
+
+TEST(GptModelTest, GradientsOfHybrids) {
+  GptConfig config = HybridConfig();
+  ExpectGradientsAreSlopes(config);
+  config.attention_in_multiplier = 0.7;
+  config.attention_out_multiplier = 1.3;
+  config.key_multiplier = 1.6;
+  config.mlp_gate_multiplier = 0.8;
+  config.mlp_out_multiplier = 1.2;
+  config.mamba_in_multiplier = 1.1;
+  config.mamba_out_multiplier = 0.9;
+  config.mamba_multipliers = {0.6, 1.4, 0.8, 1.3, 1.2};
+  config.mamba_norm_groups = 1;
+  config.mamba_norm_before_gate = true;
+  config.residual_multiplier = 0.9;
+  ExpectGradientsAreSlopes(config);
+}
+
+TEST(GptModelTest, GradientsOfHybridsWithBiasesAndDropout) {
+  GptConfig config = HybridConfig();
+  config.add_bias_linear = true;
+  config.bias_activation_fusion = config.mamba_conv_bias = config.mamba_rms_norm = false;
+  config.hidden_dropout = config.attention_dropout = 0.1;
+  config.mamba_out_multiplier = 0.9;
+  ExpectGradientsAreSlopes(config);
+}
+
+TEST(GptModelTest, NamesOfHybrids) {
+  GptModel model(HybridConfig(), nullptr);
+  ParameterStore store(DType::kF32, DeviceType::kCpu);
+  model.DeclareParameters(&store);
+  std::vector<std::string> names;
+  for (const Parameter& parameter : store.parameters()) {
+    const std::string& name = parameter.spec.name;
+    if (name.starts_with("decoder.layers.0.") || name.starts_with("decoder.layers.2.")) {
+      names.push_back(name.substr(15) + parameter.spec.shape.ToString());
+    }
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"0.norm.weight[24]", "0.mixer.in_proj.weight[48, 24]",
+                                             "0.mixer.conv1d.weight[32, 1, 4]", "0.mixer.conv1d.bias[32]", "0.mixer.dt_bias[4]",
+                                             "0.mixer.A_log[4]", "0.mixer.D[4]", "0.mixer.norm.weight[12]",
+                                             "0.mixer.out_proj.weight[24, 12]", "2.pre_mlp_layernorm.weight[24]",
+                                             "2.mlp.linear_fc1.weight[80, 24]", "2.mlp.linear_fc2.weight[24, 40]"}));
+}
+
+// Time steps between 0.001 and 0.1, decays between 1 and 16, convolutions below 1 / sqrt(taps).
+TEST(GptModelTest, InitialWeightsOfMamba) {
+  GptConfig config = HybridConfig();
+  config.mamba_num_heads = 64;
+  GptModel model(config, nullptr);
+  ParameterStore store(DType::kF32, DeviceType::kCpu);
+  model.DeclareParameters(&store);
+  store.Allocate();
+  RngStreams streams(7);
+  model.InitializeWeights(&store, &streams);
+  const auto range = [&](const char* name) {
+    const Tensor& value = store[store.Find(std::string("decoder.layers.0.mixer.") + name)].value;
+    const auto [least, most] = std::minmax_element(value.as<float>(), value.as<float>() + value.size());
+    return std::pair(*least, *most);
+  };
+  const auto dt = range("dt_bias"), a_log = range("A_log"), conv = range("conv1d.weight");
+  EXPECT_GE(std::log1p(std::exp(dt.first)), 0.00099f);
+  EXPECT_LE(std::log1p(std::exp(dt.second)), 0.101f);
+  EXPECT_GT(dt.second - dt.first, 2.0f);
+  EXPECT_GE(a_log.first, 0.0f);
+  EXPECT_LE(a_log.second, 2.7726f);
+  EXPECT_GT(a_log.second - a_log.first, 1.5f);
+  EXPECT_GE(conv.first, -0.5f);
+  EXPECT_LE(conv.second, 0.5f);
+  EXPECT_GT(conv.second - conv.first, 0.9f);
+}
+
+TEST(GptModelTest, RefusesHybridsThatDoNotFit) {
+  const auto reason = [](const GptConfig& config) -> std::string {
+    try {
+      ValidateGptConfig(config);
+    } catch (const EngineError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  GptConfig config = HybridConfig();
+  EXPECT_EQ(reason(config), "");
+  config.mamba_num_groups = 3;
+  EXPECT_NE(reason(config).find("model.mamba_num_heads is 4"), std::string::npos) << reason(config);
+  config = HybridConfig();
+  config.mlp_layer_freq = {0, 0, 0, 1};
+  EXPECT_NE(reason(config).find("layer 2 has neither"), std::string::npos) << reason(config);
+  config = HybridConfig();
+  config.mixers.pop_back();
+  EXPECT_NE(reason(config).find("says 3 layers"), std::string::npos) << reason(config);
+  config = HybridConfig();
+  config.key_multiplier = 2;
+  config.add_bias_linear = true;
+  EXPECT_NE(reason(config).find("multipliers"), std::string::npos) << reason(config);
+  EXPECT_THROW(RequireCudaParts(HybridConfig()), EngineError);
 }
 
 TEST(GptModelTest, NamesOfTheLlamaFamily) {

@@ -37,9 +37,17 @@ GptConfig ShareOf(const GptConfig& config, int size) {
   };
   whole_only(config.qk_norm_over_projection, "query-key norms over the whole projection");
   GptConfig share = config;
-  share.num_attention_heads = Divided("model.num_attention_heads", config.num_attention_heads, size);
-  share.num_query_groups = Divided("model.num_query_groups", config.num_query_groups, size);
-  share.ffn_hidden_size = Divided("model.ffn_hidden_size", config.ffn_hidden_size, size);
+  if (CountLayers(config, HasAttention) > 0) {
+    share.num_attention_heads = Divided("model.num_attention_heads", config.num_attention_heads, size);
+    share.num_query_groups = Divided("model.num_query_groups", config.num_query_groups, size);
+  }
+  if (CountLayers(config, HasMlp) > 0) share.ffn_hidden_size = Divided("model.ffn_hidden_size", config.ffn_hidden_size, size);
+  if (CountLayers(config, HasMamba) > 0) {
+    share.mamba_num_heads = Divided("model.mamba_num_heads", config.mamba_num_heads, size);
+    share.mamba_num_groups = Divided("model.mamba_num_groups", config.mamba_num_groups, size);
+    if (config.mamba_rms_norm && config.mamba_norm_groups > 0)
+      share.mamba_norm_groups = Divided("model.mamba_norm_groups", config.mamba_norm_groups, size);
+  }
   share.moe_ffn_hidden_size = Divided("model.moe_ffn_hidden_size", config.moe_ffn_hidden_size, size);
   share.moe_shared_expert_intermediate_size =
       Divided("model.moe_shared_expert_intermediate_size", config.moe_shared_expert_intermediate_size, size);

@@ -187,6 +187,22 @@ GptConfig GptOss() {
   return config;
 }
 
+// A Mamba-2 mixer alone, attention alone, both side by side before an MLP.
+GptConfig Hybrid() {
+  GptConfig config = Qwen();
+  config.qk_layernorm = false;
+  config.bias_activation_fusion = false;
+  config.num_layers = 3;
+  config.mixers = {MixerKind::kMamba2, MixerKind::kAttention, MixerKind::kAttentionAndMamba2};
+  config.mlp_layer_freq = {0, 0, 1};
+  config.mamba_state_dim = 5;
+  config.mamba_head_dim = 6;
+  config.mamba_num_groups = 4;
+  config.mamba_num_heads = 8;
+  config.mamba_multipliers = {0.6, 4.0, 6.0, 6.0, 3.0};
+  return config;
+}
+
 struct Case {
   int ranks;
   bool sequence_parallel;
@@ -250,6 +266,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, TensorParallelModel, testing::Values(Case{2, fal
 TEST_P(TensorParallelModel, GptEqualsOneRank) { ExpectEqualsOneRank(Gpt(), 1e-6, 1e-5); }
 
 TEST_P(TensorParallelModel, QwenEqualsOneRank) { ExpectEqualsOneRank(Qwen(), 1e-6, 1e-5); }
+
+TEST_P(TensorParallelModel, HybridEqualsOneRank) { ExpectEqualsOneRank(Hybrid(), 1e-6, 2e-5); }
 
 TEST_P(TensorParallelModel, GemmaEqualsOneRank) { ExpectEqualsOneRank(Gemma(), 1e-6, 1e-5); }
 

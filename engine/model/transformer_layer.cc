@@ -13,6 +13,7 @@
 #include "engine/ops/rms_norm.h"
 #include "engine/ops/rotary.h"
 #include "engine/ops/scale.h"
+#include "engine/ops/scale_columns.h"
 #include "engine/ops/squared_relu.h"
 #include "engine/ops/swiglu.h"
 
@@ -79,12 +80,27 @@ void Turn(const Step& step, int64_t layer, const Tensor& qkv, RotaryDirection di
          c.rotary_interleaved ? RotaryPairs::kInterleaved : RotaryPairs::kHalves, direction, step.precision);
 }
 
+// x = round(x factor), if that is another.
+void ScaleBy(const Step& step, double factor, const Tensor& x) {
+  if (factor != 1.0) Scale(step.context, x, static_cast<float>(factor), step.precision, x);
+}
+
+// x, of the first MLP layer's width, with its gate half multiplied.
+void ScaleGate(const Step& step, const Tensor& x) {
+  const GptConfig& c = *step.config;
+  if (c.mlp_gate_multiplier == 1.0) return;
+  const ColumnFactors factors{
+      .parts = 2, .widths = {c.ffn_hidden_size, c.ffn_hidden_size}, .factors = {static_cast<float>(c.mlp_gate_multiplier), 1.0f}};
+  ScaleColumns(step.context, x, factors, step.precision, x);
+}
+
 // record->qkv from record->projected.
 void PrepareHeads(const Step& step, const LayerParameters& p, const Weights& weights, const LayerRecord& r) {
   if (step.config->qk_layernorm) {
     QkNormForward(step.context, r.projected, weights.value(p.query_gamma), weights.value(p.key_gamma), QkNormOptionsOf(step),
                   r.qkv, r.qk_rstd);
   }
+  ScaleBy(step, step.config->attention_in_multiplier, r.qkv);
   Turn(step, p.layer, r.qkv, RotaryDirection::kForward);
 }
 
@@ -92,6 +108,7 @@ void PrepareHeads(const Step& step, const LayerParameters& p, const Weights& wei
 void PrepareHeadsBackward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerRecord& r,
                           const Tensor& d_qkv) {
   Turn(step, p.layer, d_qkv, RotaryDirection::kBackward);
+  ScaleBy(step, step.config->attention_in_multiplier, d_qkv);
   if (step.config->qk_layernorm) {
     QkNormBackward(step.context, d_qkv, r.projected, weights.value(p.query_gamma), weights.value(p.key_gamma), r.qk_rstd,
                    QkNormOptionsOf(step), weights.main_grad(p.query_gamma), weights.main_grad(p.key_gamma));
@@ -142,13 +159,37 @@ struct BlockEnd {
   const Tensor& input;   // Of the linear layer.
   const Tensor& output;  // Of the linear layer with its bias, kept for the post norm's backward; empty without post norm.
   const Tensor& keep;    // Dropout mask; empty without dropout.
+  double multiplier;     // Of what is added.
 };
 
-BlockEnd AttentionEnd(const LayerParameters& p, const LayerRecord& r) {
-  return {p.proj, p.attention_post_norm, r.attention_post_norm, r.context, r.attention_output, r.proj_keep};
+BlockEnd MlpEnd(const Step& step, const LayerParameters& p, const LayerRecord& r) {
+  const GptConfig& c = *step.config;
+  return {p.fc2,
+          p.mlp_post_norm,
+          r.mlp_post_norm,
+          r.activated,
+          r.mlp_output,
+          r.fc2_keep,
+          c.residual_multiplier * c.mlp_out_multiplier};
 }
-BlockEnd MlpEnd(const LayerParameters& p, const LayerRecord& r) {
-  return {p.fc2, p.mlp_post_norm, r.mlp_post_norm, r.activated, r.mlp_output, r.fc2_keep};
+
+bool HasBothMixers(const LayerParameters& p) { return p.mamba.present() && p.proj.weight >= 0; }
+
+// Where both mixers end, their sum is there already.
+BlockEnd MixerEnd(const Step& step, const LayerParameters& p, const LayerRecord& r) {
+  static const Linear kNone;
+  const GptConfig& c = *step.config;
+  const bool both = HasBothMixers(p), mamba = p.mamba.present();
+  const double own = both ? 1.0 : mamba ? c.mamba_out_multiplier : c.attention_out_multiplier;
+  return {both    ? kNone
+          : mamba ? p.mamba.out_proj
+                  : p.proj,
+          p.attention_post_norm,
+          r.attention_post_norm,
+          mamba ? r.mamba.gated : r.context,
+          r.attention_output,
+          r.proj_keep,
+          c.residual_multiplier * own};
 }
 
 // x = round(x + bias) for the output of a layer.
@@ -171,12 +212,10 @@ void BlockEndForward(const Step& step, const BlockEnd& end, const Weights& weigh
   const GptConfig& c = *step.config;
   const Tensor& product = ProductOf(step, end, scratch);
   if (end.linear.weight >= 0) end.linear.Forward(step, weights, end.input, product);
-  const bool bias_apart = c.post_layernorm || c.residual_multiplier != 1.0;
+  const bool bias_apart = c.post_layernorm || end.multiplier != 1.0;
   if (bias_apart) FinishLinear(step, weights, end.linear, product);
   if (c.post_layernorm) end.post_norm.Forward(step, weights, product, end.post_record, scratch.hidden_a);
-  if (c.residual_multiplier != 1.0) {
-    Scale(step.context, scratch.hidden_a, static_cast<float>(c.residual_multiplier), step.precision, scratch.hidden_a);
-  }
+  ScaleBy(step, end.multiplier, scratch.hidden_a);
   BiasDropoutAddForward(step.context, scratch.hidden_a, bias_apart ? Tensor() : BiasOf(weights, end.linear), residual,
                         DrawHiddenMask(step, end.keep), c.hidden_dropout, HiddenDropoutKind(c), step.precision, output);
 }
@@ -187,11 +226,10 @@ void BlockEndBackward(const Step& step, const BlockEnd& end, const Weights& weig
   const GptConfig& c = *step.config;
   const Tensor keep = c.hidden_dropout == 0.0 ? Tensor() : end.keep, &d_output = scratch.hidden_a;
   const Tensor bias_grad = BiasGradOf(weights, end.linear);
-  const bool bias_apart = c.post_layernorm || c.residual_multiplier != 1.0;
+  const bool bias_apart = c.post_layernorm || end.multiplier != 1.0;
   BiasDropoutAddBackward(step.context, gradient, keep, c.hidden_dropout, HiddenDropoutKind(c), step.precision, d_output,
                          bias_apart ? Tensor() : bias_grad);
-  if (c.residual_multiplier != 1.0)
-    Scale(step.context, d_output, static_cast<float>(c.residual_multiplier), step.precision, d_output);
+  ScaleBy(step, end.multiplier, d_output);
   if (c.post_layernorm) end.post_norm.Backward(step, weights, d_output, end.output, end.post_record, {}, d_output);
   if (bias_apart && !bias_grad.empty()) AddColumnSums(step.context, d_output, step.precision, bias_grad);
   if (end.linear.weight >= 0) end.linear.Backward(step, weights, d_output, end.input, d_input, scratch.weight_grad);
@@ -209,9 +247,9 @@ const Tensor& AttentionInput(const Step& step, const LayerRecord& r) {
 }
 const Tensor& MlpInput(const Step& step, const LayerRecord& r) { return step.config->pre_layernorm ? r.normed_middle : r.middle; }
 
-void AttentionBlockForward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
-                           LayerRecord* r) {
-  if (step.config->pre_layernorm) p.input_norm.Forward(step, weights, r->input, r->input_norm, r->normed_input);
+// r->context from the block's input.
+void AttentionForward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
+                      LayerRecord* r) {
   if (p.mla.present()) {
     MlaForward(step, p.mla, weights, scratch.mla, r->mla, AttentionInput(step, *r), r->qkv);
   } else {
@@ -221,49 +259,100 @@ void AttentionBlockForward(const Step& step, const LayerParameters& p, const Wei
   }
   const Tensor keep = DrawAttentionMask(step, r->attention_keep);
   CoreAttentionForward(step, CoreOptions(step, p, weights, *r), r->qkv, keep, r->attention, r->context, scratch.attention);
-  BlockEndForward(step, AttentionEnd(p, *r), weights, scratch, r->input, r->middle);
+}
+
+// scratch.hidden_a = what attention and Mamba give together.
+void JoinMixers(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
+                const LayerRecord& r) {
+  const Tensor &sum = scratch.hidden_a, &other = scratch.hidden_b;
+  p.proj.Forward(step, weights, r.context, sum);
+  FinishLinear(step, weights, p.proj, sum);
+  ScaleBy(step, step.config->attention_out_multiplier, sum);
+  p.mamba.out_proj.Forward(step, weights, r.mamba.gated, other);
+  FinishLinear(step, weights, p.mamba.out_proj, other);
+  ScaleBy(step, step.config->mamba_out_multiplier, other);
+  BiasDropoutAddForward(step.context, other, {}, sum, {}, 0.0, DropoutKind::kEager, step.precision, sum);
+}
+
+void MixerBlockForward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
+                       LayerRecord* r, const Tensor& output) {
+  if (step.config->pre_layernorm) p.input_norm.Forward(step, weights, r->input, r->input_norm, r->normed_input);
+  if (p.proj.weight >= 0) AttentionForward(step, p, weights, scratch, r);
+  if (p.mamba.present()) MambaForward(step, p.mamba, weights, scratch.mamba, r->mamba, AttentionInput(step, *r));
+  if (HasBothMixers(p)) JoinMixers(step, p, weights, scratch, *r);
+  BlockEndForward(step, MixerEnd(step, p, *r), weights, scratch, r->input, output);
 }
 
 void MlpBlockForward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
                      LayerRecord* r, const Tensor& output) {
   if (step.config->pre_layernorm) p.mlp_norm.Forward(step, weights, r->middle, r->mlp_norm, r->normed_middle);
   if (p.moe.present()) {
-    MoeForward(step, p.moe, weights, scratch.moe, r->moe, MlpInput(step, *r), ProductOf(step, MlpEnd(p, *r), scratch));
+    MoeForward(step, p.moe, weights, scratch.moe, r->moe, MlpInput(step, *r), ProductOf(step, MlpEnd(step, p, *r), scratch));
   } else {
     p.fc1.Forward(step, weights, MlpInput(step, *r), r->fc1_output);
+    ScaleGate(step, r->fc1_output);
     ActivationForward(step, p, weights, *r);
   }
-  BlockEndForward(step, MlpEnd(p, *r), weights, scratch, r->middle, output);
+  BlockEndForward(step, MlpEnd(step, p, *r), weights, scratch, r->middle, output);
 }
 
 void MlpBlockBackward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
                       const LayerRecord& r, const Tensor& gradient) {
-  BlockEndBackward(step, MlpEnd(p, r), weights, scratch, gradient, scratch.d_activated);
+  BlockEndBackward(step, MlpEnd(step, p, r), weights, scratch, gradient, scratch.d_activated);
   if (p.moe.present()) {
     MoeBackward(step, p.moe, weights, scratch.moe, r.moe, MlpInput(step, r), scratch.hidden_a, scratch.hidden_b);
   } else {
     ActivationBackward(step, p, weights, r, scratch);
+    ScaleGate(step, scratch.d_fc1);
     if (p.fc1.bias >= 0) AddColumnSums(step.context, scratch.d_fc1, step.precision, BiasGradOf(weights, p.fc1));
     p.fc1.Backward(step, weights, scratch.d_fc1, MlpInput(step, r), scratch.hidden_b, scratch.weight_grad);
   }
   JoinGradient(step, p.mlp_norm, weights, scratch.hidden_b, r.middle, r.mlp_norm, gradient);
 }
 
-void AttentionBlockBackward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
-                            const LayerRecord& r, const Tensor& gradient) {
-  const GptConfig& c = *step.config;
-  BlockEndBackward(step, AttentionEnd(p, r), weights, scratch, gradient, scratch.d_context);
+// scratch.hidden_b = the gradient of the block's input, from scratch.d_context.
+void AttentionBackward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
+                       const LayerRecord& r) {
   Convert(step.context, scratch.d_context, step.precision, scratch.d_context);
-  const Tensor attention_keep = c.attention_dropout == 0.0 ? Tensor() : r.attention_keep;
+  const Tensor attention_keep = step.config->attention_dropout == 0.0 ? Tensor() : r.attention_keep;
   CoreAttentionBackward(step, CoreOptions(step, p, weights, r), scratch.d_context, r.qkv, attention_keep, r.context, r.attention,
                         scratch.d_qkv, scratch.attention);
   if (p.mla.present()) {
     MlaBackward(step, p.mla, weights, scratch.mla, r.mla, AttentionInput(step, r), scratch.d_qkv, scratch.hidden_b,
                 scratch.weight_grad);
-  } else {
-    PrepareHeadsBackward(step, p, weights, r, scratch.d_qkv);
-    if (p.qkv.bias >= 0) AddColumnSums(step.context, scratch.d_qkv, step.precision, BiasGradOf(weights, p.qkv));
-    p.qkv.Backward(step, weights, scratch.d_qkv, AttentionInput(step, r), scratch.hidden_b, scratch.weight_grad);
+    return;
+  }
+  PrepareHeadsBackward(step, p, weights, r, scratch.d_qkv);
+  if (p.qkv.bias >= 0) AddColumnSums(step.context, scratch.d_qkv, step.precision, BiasGradOf(weights, p.qkv));
+  p.qkv.Backward(step, weights, scratch.d_qkv, AttentionInput(step, r), scratch.hidden_b, scratch.weight_grad);
+}
+
+// From scratch.hidden_a, the gradient of JoinMixers' sum, to scratch.d_context and scratch.mamba.d_gated.
+void PartMixers(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
+                const LayerRecord& r) {
+  const Tensor& gradient = scratch.hidden_b;
+  const auto part = [&](const Linear& linear, double multiplier, const Tensor& input, const Tensor& d_input) {
+    Scale(step.context, scratch.hidden_a, static_cast<float>(multiplier), step.precision, gradient);
+    if (linear.bias >= 0) AddColumnSums(step.context, gradient, step.precision, BiasGradOf(weights, linear));
+    linear.Backward(step, weights, gradient, input, d_input, scratch.weight_grad);
+  };
+  part(p.proj, step.config->attention_out_multiplier, r.context, scratch.d_context);
+  part(p.mamba.out_proj, step.config->mamba_out_multiplier, r.mamba.gated, scratch.mamba.d_gated);
+}
+
+void MixerBlockBackward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
+                        const LayerRecord& r, const Tensor& gradient) {
+  const bool both = HasBothMixers(p), mamba = p.mamba.present();
+  BlockEndBackward(step, MixerEnd(step, p, r), weights, scratch, gradient, mamba ? scratch.mamba.d_gated : scratch.d_context);
+  if (both) PartMixers(step, p, weights, scratch, r);
+  if (p.proj.weight >= 0) AttentionBackward(step, p, weights, scratch, r);
+  if (mamba) {
+    const Tensor& d_input = both ? scratch.mamba.hidden : scratch.hidden_b;
+    MambaBackward(step, p.mamba, weights, scratch.mamba, r.mamba, AttentionInput(step, r), d_input, scratch.weight_grad);
+  }
+  if (both) {
+    BiasDropoutAddForward(step.context, scratch.mamba.hidden, {}, scratch.hidden_b, {}, 0.0, DropoutKind::kEager, step.precision,
+                          scratch.hidden_b);
   }
   JoinGradient(step, p.input_norm, weights, scratch.hidden_b, r.input, r.input_norm, gradient);
 }
@@ -282,6 +371,7 @@ AttentionOptions AttentionOptionsOf(const Step& step, int64_t layer) {
     const double m = 0.1 * c.mscale_all_dim * std::log(c.yarn_rotary_scaling_factor) + 1.0;
     scale *= m * m;
   }
+  scale *= c.key_multiplier;
   return {.seq_length = step.seq_length,
           .batch = step.micro_batch_size,
           .heads = c.num_attention_heads,
@@ -303,11 +393,14 @@ LayerRecord LayerRecord::Allocate(Arena* arena, const Step& step, int64_t layer)
   const auto activation = [&](int64_t width) { return arena->Allocate(step.storage, {s, b, width}); };
   const auto mask = [&](bool wanted, const Shape& shape) { return wanted ? arena->Allocate(DType::kU8, shape) : Tensor(); };
   const Shape scores{b, c.num_attention_heads, s, s};
+  const bool mlp = HasMlp(c, layer), mixer = MixerOf(c, layer) != MixerKind::kNone;
   LayerRecord r;
-  if (c.pre_layernorm) {
+  if (c.pre_layernorm && mixer) {
     r.input_norm = NormRecord::Allocate(arena, step);
-    r.mlp_norm = NormRecord::Allocate(arena, step);
     r.normed_input = arena->Allocate(step.storage, stream);
+  }
+  if (c.pre_layernorm && mlp) {
+    r.mlp_norm = NormRecord::Allocate(arena, step);
     r.normed_middle = arena->Allocate(step.storage, stream);
   }
   if (c.post_layernorm) {
@@ -316,22 +409,26 @@ LayerRecord LayerRecord::Allocate(Arena* arena, const Step& step, int64_t layer)
     r.attention_output = arena->Allocate(step.storage, stream);
     r.mlp_output = arena->Allocate(step.storage, stream);
   }
-  r.projected = r.qkv = activation(LayoutOf(c).width());
-  if (c.multi_latent_attention) r.mla = MlaRecord::Allocate(arena, step);
-  if (c.attention_sinks) r.sink_probabilities = arena->Allocate(DType::kF32, {b, c.num_attention_heads, s});
-  if (c.qk_layernorm) {
-    r.projected = activation(LayoutOf(c).width());
-    r.qk_rstd = arena->Allocate(DType::kF32, {s * b, c.qk_norm_over_projection ? 2 : c.num_attention_heads + c.num_query_groups});
+  if (HasAttention(c, layer)) {
+    r.projected = r.qkv = activation(LayoutOf(c).width());
+    if (c.multi_latent_attention) r.mla = MlaRecord::Allocate(arena, step);
+    if (c.attention_sinks) r.sink_probabilities = arena->Allocate(DType::kF32, {b, c.num_attention_heads, s});
+    if (c.qk_layernorm) {
+      const int64_t norms = c.qk_norm_over_projection ? 2 : c.num_attention_heads + c.num_query_groups;
+      r.projected = activation(LayoutOf(c).width());
+      r.qk_rstd = arena->Allocate(DType::kF32, {s * b, norms});
+    }
+    r.attention_keep = mask(c.attention_dropout > 0.0, scores);
+    r.attention = CoreAttentionRecord::Allocate(arena, step, AttentionOptionsOf(step, layer));
+    r.context = activation(ContextWidth(c));
   }
-  r.attention_keep = mask(c.attention_dropout > 0.0, scores);
-  r.attention = CoreAttentionRecord::Allocate(arena, step, AttentionOptionsOf(step, layer));
-  r.context = activation(ContextWidth(c));
-  r.proj_keep = mask(c.hidden_dropout > 0.0, stream);
-  r.fc2_keep = mask(c.hidden_dropout > 0.0, stream);
-  r.middle = arena->Allocate(step.storage, stream);
+  if (HasMamba(c, layer)) r.mamba = MambaRecord::Allocate(arena, step);
+  r.proj_keep = mask(mixer && c.hidden_dropout > 0.0, stream);
+  r.fc2_keep = mask(mlp && c.hidden_dropout > 0.0, stream);
+  if (mixer && mlp) r.middle = arena->Allocate(step.storage, stream);
   if (IsMoeLayer(c, layer)) {
     r.moe = MoeRecord::Allocate(arena, step);
-  } else {
+  } else if (mlp) {
     r.fc1_output = activation(Fc1Width(c));
     r.activated = activation(c.ffn_hidden_size);
   }
@@ -344,6 +441,7 @@ namespace {
 int64_t AttentionBytes(const Step& step, int threads) {
   int64_t most = 0;
   for (int64_t layer = 0; layer < step.config->num_layers; ++layer) {
+    if (!HasAttention(*step.config, layer)) continue;
     most = std::max(most, CoreAttentionWorkspaceBytes(step, AttentionOptionsOf(step, layer), threads));
   }
   return most;
@@ -360,29 +458,44 @@ LayerScratch LayerScratch::Allocate(Arena* arena, const Step& step, int threads)
   const Shape stream{step.stream_length(), step.micro_batch_size, c.hidden_size};
   scratch.hidden_a = arena->Allocate(step.storage, stream);
   scratch.hidden_b = arena->Allocate(step.storage, stream);
-  scratch.d_context = activation(ContextWidth(c));
-  scratch.d_qkv = activation(LayoutOf(c).width());
-  scratch.d_activated = scratch.d_fc1 = activation(c.ffn_hidden_size);
-  if (Fc1Width(c) != c.ffn_hidden_size) scratch.d_fc1 = activation(Fc1Width(c));
-  int64_t largest = std::max(Fc1Width(c), ContextWidth(c)) * c.hidden_size;
-  largest = std::max(largest, c.multi_latent_attention ? LargestMlaWeight(c) : LayoutOf(c).width() * c.hidden_size);
+  const bool dense = CountLayers(c, HasMlp) > CountLayers(c, IsMoeLayer);
+  int64_t largest = 0;  // Elements of a weight.
+  if (CountLayers(c, HasAttention) > 0) {
+    scratch.d_context = activation(ContextWidth(c));
+    scratch.d_qkv = activation(LayoutOf(c).width());
+    scratch.attention = arena->Allocate(DType::kU8, {AttentionBytes(step, threads)});
+    largest = std::max(ContextWidth(c), c.multi_latent_attention ? 0 : LayoutOf(c).width()) * c.hidden_size;
+  }
+  if (dense) {
+    scratch.d_activated = scratch.d_fc1 = activation(c.ffn_hidden_size);
+    if (Fc1Width(c) != c.ffn_hidden_size) scratch.d_fc1 = activation(Fc1Width(c));
+    largest = std::max(largest, Fc1Width(c) * c.hidden_size);
+  }
+  if (CountLayers(c, HasMamba) > 0) {
+    scratch.mamba = MambaScratch::Allocate(arena, step, threads);
+    largest = std::max(largest, MambaProjectionWidth(c) * c.hidden_size);
+  }
+  if (c.multi_latent_attention) {
+    scratch.mla = MlaScratch::Allocate(arena, step);
+    largest = std::max(largest, LargestMlaWeight(c));
+  }
   if (!step.fuse_gradients()) scratch.weight_grad = arena->Allocate(DType::kF32, {largest});
-  scratch.attention = arena->Allocate(DType::kU8, {AttentionBytes(step, threads)});
-  if (c.multi_latent_attention) scratch.mla = MlaScratch::Allocate(arena, step);
   if (c.num_moe_experts > 0) scratch.moe = MoeScratch::Allocate(arena, step);
   return scratch;
 }
 
 void TransformerLayerForward(const Step& step, const LayerParameters& parameters, const Weights& weights,
                              const LayerScratch& scratch, LayerRecord* record, const Tensor& output) {
-  AttentionBlockForward(step, parameters, weights, scratch, record);
-  MlpBlockForward(step, parameters, weights, scratch, record, output);
+  if (!parameters.has_mixer) record->middle = record->input;
+  if (parameters.has_mixer)
+    MixerBlockForward(step, parameters, weights, scratch, record, parameters.has_mlp ? record->middle : output);
+  if (parameters.has_mlp) MlpBlockForward(step, parameters, weights, scratch, record, output);
 }
 
 void TransformerLayerBackward(const Step& step, const LayerParameters& parameters, const Weights& weights,
                               const LayerScratch& scratch, const LayerRecord& record, const Tensor& gradient) {
-  MlpBlockBackward(step, parameters, weights, scratch, record, gradient);
-  AttentionBlockBackward(step, parameters, weights, scratch, record, gradient);
+  if (parameters.has_mlp) MlpBlockBackward(step, parameters, weights, scratch, record, gradient);
+  if (parameters.has_mixer) MixerBlockBackward(step, parameters, weights, scratch, record, gradient);
 }
 
 }  // namespace mbridge

@@ -1,10 +1,11 @@
-// One transformer layer (megatron/core/transformer/transformer_layer.py): attention and MLP blocks, each with a norm before it,
-// or of its output, or both, and a bias-dropout-add after.
+// One layer (megatron/core/transformer/transformer_layer.py): a block that mixes tokens and an MLP block, or one of them
+// (GptConfig's mixers), each with a norm before it, or of its output, or both, and a bias-dropout-add after.
 #pragma once
 
 #include "engine/core/arena.h"
 #include "engine/model/core_attention.h"
 #include "engine/model/linear.h"
+#include "engine/model/mamba.h"
 #include "engine/model/mla.h"
 #include "engine/model/moe.h"
 #include "engine/model/norm.h"
@@ -16,11 +17,13 @@ namespace mbridge {
 
 // Parameter indices of a layer.
 struct LayerParameters {
-  int64_t layer = 0;                        // Counted from 0 over the whole model.
+  int64_t layer = 0;  // Counted from 0 over the whole model.
+  bool has_mixer = true, has_mlp = true;
   Norm input_norm, mlp_norm;                // With pre_layernorm.
   Norm attention_post_norm, mlp_post_norm;  // With post_layernorm.
   Linear proj, qkv, fc1, fc2;
   MlaParameters mla;                     // In place of qkv.
+  MambaParameters mamba;                 // In place of attention or beside it.
   int sinks = -1;                        // Index of [heads], with attention_sinks.
   MoeParameters moe;                     // In place of fc1 and fc2.
   int query_gamma = -1, key_gamma = -1;  // Indices of [kv_channels] (or of all heads together), with qk_layernorm.
@@ -37,14 +40,15 @@ struct LayerRecord {
   Tensor qkv;             // What attention reads: normalised and turned; without qk_layernorm the memory of `projected`.
   Tensor attention_keep;  // U8 [b, heads, s, s].
   CoreAttentionRecord attention;
-  Tensor context;                       // heads * kv_channels.
-  Tensor proj_keep, fc2_keep;           // U8, h.
-  Tensor middle;                        // h: after attention's bias-dropout-add.
-  Tensor normed_middle;                 // h; empty without pre_layernorm.
-  Tensor fc1_output;                    // Fc1Width; without bias, unrounded if storage is F32.
-  Tensor activated;                     // ffn.
-  MoeRecord moe;                        // In place of the two.
-  MlaRecord mla;                        // In place of `projected`.
+  Tensor context;              // heads * kv_channels.
+  Tensor proj_keep, fc2_keep;  // U8, h.
+  Tensor middle;               // h: after the mixer's bias-dropout-add, if both blocks are there.
+  Tensor normed_middle;        // h; empty without pre_layernorm.
+  Tensor fc1_output;           // Fc1Width; without bias, unrounded if storage is F32.
+  Tensor activated;            // ffn.
+  MoeRecord moe;               // In place of the two.
+  MlaRecord mla;               // In place of `projected`.
+  MambaRecord mamba;
   Tensor sink_probabilities;            // F32 [b, heads, s], with attention_sinks.
   Tensor attention_output, mlp_output;  // h: inputs of the post norms, with post_layernorm.
 
@@ -62,6 +66,7 @@ struct LayerScratch {
   Tensor attention;           // U8, attention's workspace.
   MoeScratch moe;
   MlaScratch mla;
+  MambaScratch mamba;
 
   static LayerScratch Allocate(Arena* arena, const Step& step, int threads);
 };

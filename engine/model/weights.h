@@ -32,12 +32,13 @@ struct InitRule {
 
 // A parameter as a module wants it.
 struct ParameterDeclaration {
-  std::string name;
-  Shape shape;
-  InitRule rule;
+  std::string name = {};
+  Shape shape = {};
+  InitRule rule = {};
   int axis = -1;                      // The one that tensor parallelism splits; -1: none.
   std::vector<int64_t> stripes = {};  // It is split in each of these stripes (ParameterSpec), given for this rank.
   bool trainable = true;
+  bool of_stream = false;  // Of the residual stream: with sequence parallelism each rank has a part of its gradient.
 };
 
 // Draws a parameter in fp32 and rounds it to its dtype, on the context's device.

@@ -48,7 +48,6 @@ MegatronFlag Alias(std::string name, const std::string& key) {
 
 std::vector<MegatronFlag> OtherFlags() {
   const char* kernels = "the engine chooses its kernels; the numbers are those of the unfused form";
-  const char* hybrid = "hybrid (Mamba) models are not part of this version";
   const char* per_split = "one blend for each split is not part of this version; use --data-path and --split";
   return {
       Special("--seq-length", Arity::kOne, "dataset.seq_length", "model.seq_length follows"),
@@ -81,6 +80,8 @@ std::vector<MegatronFlag> OtherFlags() {
             {{"ddp.check_for_nan_in_grad", "false"}, {"rerun_state_machine.check_for_nan_in_loss", "false"}},
             "Bridge's table clears only the check of the gradients"),
       Fixed("--grad-reduce-in-bf16", {{"ddp.grad_reduce_in_fp32", "false"}}),
+      Alias("--hybrid-layer-pattern", "model.hybrid_layer_pattern"),
+      Alias("--hybrid-override-pattern", "model.hybrid_layer_pattern"),
       Alias("--layernorm-epsilon", "model.layernorm_epsilon"),
       Alias("--grad-reduce-in-fp32", "ddp.grad_reduce_in_fp32"),
       Alias("--no-bias-swiglu-fusion", "model.bias_activation_fusion"),
@@ -92,8 +93,6 @@ std::vector<MegatronFlag> OtherFlags() {
       Without(Kind::kDropped, "--no-gradient-accumulation-fusion", Arity::kNone,
               "weight gradients are always rounded to the model's type and then summed in fp32, as with this flag"),
       Without(Kind::kDropped, "--overlap-p2p-communication", Arity::kNone, kernels),
-      Without(Kind::kRefused, "--hybrid-layer-pattern", Arity::kOne, hybrid),
-      Without(Kind::kRefused, "--hybrid-override-pattern", Arity::kOne, hybrid),
       Without(Kind::kRefused, "--train-data-path", Arity::kMany, per_split),
       Without(Kind::kRefused, "--valid-data-path", Arity::kMany, per_split),
       Without(Kind::kRefused, "--test-data-path", Arity::kMany, per_split),

@@ -207,6 +207,7 @@ void ValidateModel(ConfigState* state) {
     state->Fail("tokenizer.vocab_size", "is " + Number(tokens) + "; mock data need 2 or more");
   ValidateRotary(state);
   ValidateExperts(state);
+  ValidateMixers(state);
   ValidatePrecision(state);
   ValidateExecution(state);
   ValidateSize(state);
@@ -319,6 +320,8 @@ std::vector<FieldViolation> UnsupportedKeys(const ConfigState& state) {
   unsupported.insert(unsupported.end(), precision.begin(), precision.end());
   const std::vector<FieldViolation> experts = UnsupportedExpertParts(state.config.model());
   unsupported.insert(unsupported.end(), experts.begin(), experts.end());
+  const std::vector<FieldViolation> mixers = UnsupportedMixerParts(state.config.model());
+  unsupported.insert(unsupported.end(), mixers.begin(), mixers.end());
   const std::vector<FieldViolation> execution = UnsupportedExecution(state.config.model());
   unsupported.insert(unsupported.end(), execution.begin(), execution.end());
   return unsupported;

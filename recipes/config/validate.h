@@ -38,4 +38,8 @@ void ValidateExperts(ConfigState* state);
 // Values of the keys of experts and multi-latent attention that the engine does not have. Part of UnsupportedKeys.
 std::vector<FieldViolation> UnsupportedExpertParts(const v1::ModelConfig& model);
 
+// Layers with other mixers than attention, and multipliers. Called by ValidateModel, UnsupportedKeys.
+void ValidateMixers(ConfigState* state);
+std::vector<FieldViolation> UnsupportedMixerParts(const v1::ModelConfig& model);
+
 }  // namespace mbridge::recipes

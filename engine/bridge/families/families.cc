@@ -8,6 +8,7 @@ const std::vector<const Architecture*>& Architectures() {
       &DeepSeekV3Architecture(),  //
       &Ernie45Architecture(),     //
       &Exaone4Architecture(),     //
+      &FalconH1Architecture(),    //
       &GemmaArchitecture(),       //
       &Gemma2Architecture(),      //
       &Gemma3Architecture(),      //
@@ -17,10 +18,12 @@ const std::vector<const Architecture*>& Architectures() {
       &GptOssArchitecture(),      //
       &GraniteArchitecture(),     //
       &LlamaArchitecture(),       //
+      &Mamba2Architecture(),      //
       &MiniMaxM2Architecture(),   //
       &MistralArchitecture(),     //
       &MixtralArchitecture(),     //
       &NemotronArchitecture(),    //
+      &NemotronHArchitecture(),   //
       &Olmo2Architecture(),       //
       &Phi3Architecture(),        //
       &Qwen2Architecture(),       //

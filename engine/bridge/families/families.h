@@ -29,5 +29,8 @@ const Architecture& DeepSeekV3Architecture();
 const Architecture& Glm4MoeArchitecture();
 const Architecture& GptOssArchitecture();
 const Architecture& MiniMaxM2Architecture();
+const Architecture& Mamba2Architecture();
+const Architecture& FalconH1Architecture();
+const Architecture& NemotronHArchitecture();
 
 }  // namespace mbridge
