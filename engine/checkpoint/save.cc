@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <filesystem>
 #include <map>
 
@@ -9,7 +8,6 @@
 
 #include "engine/checkpoint/agreement.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/checkpoint/host_chunks.h"
 #include "engine/checkpoint/manifest.h"
 #include "engine/checkpoint/shard_file.h"
 #include "engine/core/failpoint.h"
@@ -60,28 +58,6 @@ namespace {
 constexpr int64_t kSlackBytes = int64_t{1} << 20;
 constexpr int64_t kSlackBytesPerTensor = 1024;
 
-template <class T> bool AllFinite(const void* data, size_t bytes) {
-  const T* values = static_cast<const T*>(data);
-  bool finite = true;
-  for (size_t i = 0; i < bytes / sizeof(T); ++i) {
-    if constexpr (std::is_same_v<T, double>)
-      finite &= std::isfinite(values[i]);
-    else
-      finite &= std::isfinite(ToFloat(values[i]));
-  }
-  return finite;
-}
-
-bool AreFinite(DType dtype, const void* data, size_t bytes) {
-  switch (dtype) {
-    case DType::kF32: return AllFinite<float>(data, bytes);
-    case DType::kBF16: return AllFinite<BFloat16>(data, bytes);
-    case DType::kF16: return AllFinite<Float16>(data, bytes);
-    case DType::kF64: return AllFinite<double>(data, bytes);
-    default: return true;
-  }
-}
-
 absl::Status CheckTensors(const CheckpointMeta& meta, const std::vector<const CheckpointTensor*>& tensors) {
   if (!nlohmann::json::parse(meta.state_json, nullptr, false).is_object()) {
     return MakeStatus(absl::StatusCode::kInternal, v1::REASON_ENGINE_ERROR, "the training state to save is not a JSON object");
@@ -90,11 +66,6 @@ absl::Status CheckTensors(const CheckpointMeta& meta, const std::vector<const Ch
     if (const std::string problem = CheckPart(PartOf(*entry)); !problem.empty()) {
       return MakeStatus(absl::StatusCode::kInternal, v1::REASON_ENGINE_ERROR, fmt::format("tensor {}: {}", entry->name, problem));
     }
-    MB_RETURN_IF_ERROR(ForHostChunks(entry->tensor, [&](const void* data, size_t bytes) -> absl::Status {
-      if (AreFinite(entry->tensor.dtype, data, bytes)) return absl::OkStatus();
-      return MakeStatus(absl::StatusCode::kFailedPrecondition, v1::REASON_NAN_LOSS,
-                        fmt::format("step {} is not saved: tensor {} holds a NaN or an infinity", meta.step, entry->name));
-    }));
   }
   return absl::OkStatus();
 }

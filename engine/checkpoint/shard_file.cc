@@ -1,6 +1,7 @@
 #include "engine/checkpoint/shard_file.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <set>
 #include <tuple>
@@ -42,10 +43,36 @@ std::string HeaderOf(const CheckpointMeta& meta, const std::vector<const Checkpo
   return prefixed + text;
 }
 
-// Hashes each stretch while it is in the cache.
-absl::StatusOr<uint64_t> WriteHashed(FileWriter& writer, const Tensor& tensor) {
+template <class T> bool AllFinite(const void* data, size_t bytes) {
+  const T* values = static_cast<const T*>(data);
+  bool finite = true;
+  for (size_t i = 0; i < bytes / sizeof(T); ++i) {
+    if constexpr (std::is_same_v<T, double>)
+      finite &= std::isfinite(values[i]);
+    else
+      finite &= std::isfinite(ToFloat(values[i]));
+  }
+  return finite;
+}
+
+bool AreFinite(DType dtype, const void* data, size_t bytes) {
+  switch (dtype) {
+    case DType::kF32: return AllFinite<float>(data, bytes);
+    case DType::kBF16: return AllFinite<BFloat16>(data, bytes);
+    case DType::kF16: return AllFinite<Float16>(data, bytes);
+    case DType::kF64: return AllFinite<double>(data, bytes);
+    default: return true;
+  }
+}
+
+// Checks and hashes each stretch while it is in the cache.
+absl::StatusOr<uint64_t> WriteHashed(FileWriter& writer, HostChunks* chunks, int64_t step, const CheckpointTensor& entry) {
   Checksum checksum;
-  MB_RETURN_IF_ERROR(ForHostChunks(tensor, [&](const void* data, size_t bytes) -> absl::Status {
+  MB_RETURN_IF_ERROR(chunks->ForEach(entry.tensor, [&](const void* data, size_t bytes) -> absl::Status {
+    if (!AreFinite(entry.tensor.dtype, data, bytes)) {
+      return MakeStatus(absl::StatusCode::kFailedPrecondition, v1::REASON_NAN_LOSS,
+                        fmt::format("step {} is not saved: tensor {} holds a NaN or an infinity", step, entry.name));
+    }
     checksum.Update(data, bytes);
     return writer.Write(data, bytes);
   }));
@@ -76,10 +103,11 @@ absl::StatusOr<Manifest> WriteShardFile(const std::string& directory, const std:
   MB_ASSIGN_OR_RETURN(FileWriter writer, FileWriter::Create(directory + "/" + name));
   MB_RETURN_IF_ERROR(writer.Write(header));
   Manifest manifest;
+  HostChunks chunks;
   for (const CheckpointTensor* entry : tensors) {
     MB_FAILPOINT("checkpoint.tensor");
     ManifestShard shard{name, PartOf(*entry), writer.bytes_written(), static_cast<int64_t>(entry->tensor.bytes()), 0};
-    MB_ASSIGN_OR_RETURN(shard.hash, WriteHashed(writer, entry->tensor));
+    MB_ASSIGN_OR_RETURN(shard.hash, WriteHashed(writer, &chunks, meta.step, *entry));
     manifest.tensors.push_back({entry->name, entry->tensor.dtype, entry->global_shape, {std::move(shard)}});
   }
   manifest.files.push_back({name, writer.bytes_written(), static_cast<int64_t>(header.size()), HashOf(header)});

@@ -9,7 +9,8 @@
 
 namespace mbridge {
 
-// Writes `tensors` to directory/name and syncs it. The result is a manifest with this file and its shards only.
+// Writes `tensors` to directory/name and syncs it. The result is a manifest with this file and its shards only. NAN_LOSS for a
+// tensor that is not finite; the file is not whole then.
 absl::StatusOr<Manifest> WriteShardFile(const std::string& directory, const std::string& name, const CheckpointMeta& meta,
                                         std::vector<const CheckpointTensor*> tensors);
 

@@ -13,7 +13,8 @@ FlashAttentionOptions FlashOptionsOf(const AttentionOptions& o) {
           .groups = o.groups,
           .head_size = o.head_size,
           .scale = o.scale,
-          .window = o.window};
+          .window = o.window,
+          .value_size = o.value_size};
 }
 
 }  // namespace
@@ -21,7 +22,6 @@ FlashAttentionOptions FlashOptionsOf(const AttentionOptions& o) {
 bool UsesFlashAttention(const Step& step, const AttentionOptions& options) {
   if (step.context.device != DeviceType::kCuda || step.storage == DType::kF32) return false;
   if (options.dropout > 0 || options.softmax_in_fp32 || options.soft_cap > 0) return false;
-  if (options.value_width() != options.head_size) return false;
   return FlashAttentionRefusal(FlashOptionsOf(options), step.storage).empty();
 }
 

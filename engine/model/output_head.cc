@@ -10,8 +10,9 @@ namespace mbridge {
 namespace {
 
 // A tile of 2048 tokens and 2000 columns is 16 MB of F32: it stays in the last-level cache between its product and its use. A GPU
-// takes all columns at once, for as many tokens as make half a gigabyte of logits.
-constexpr int64_t kTokenBlock = 2048, kTileColumns = 2000, kGpuLogitBytes = int64_t{512} << 20;
+// takes all columns at once, for as many tokens as make two gigabytes of logits: each block reads and writes the F32 gradient of
+// the whole table.
+constexpr int64_t kTokenBlock = 2048, kTileColumns = 2000, kGpuLogitBytes = int64_t{2} << 30;
 // Rows not a power of two apart, to spread over the cache's sets.
 constexpr int64_t kTilePadding = 16;
 

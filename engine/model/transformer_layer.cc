@@ -220,19 +220,29 @@ void BlockEndForward(const Step& step, const BlockEnd& end, const Weights& weigh
                         DrawHiddenMask(step, end.keep), c.hidden_dropout, HiddenDropoutKind(c), step.precision, output);
 }
 
-// d_input from the residual stream's gradient, by way of scratch.hidden_a: the gradient of the block's last product.
-void BlockEndBackward(const Step& step, const BlockEnd& end, const Weights& weights, const LayerScratch& scratch,
-                      const Tensor& gradient, const Tensor& d_input) {
+// d_input from the residual stream's gradient. Returns the gradient of the block's last product: scratch.hidden_a, or `gradient`
+// itself where nothing comes between.
+Tensor BlockEndBackward(const Step& step, const BlockEnd& end, const Weights& weights, const LayerScratch& scratch,
+                        const Tensor& gradient, const Tensor& d_input) {
   const GptConfig& c = *step.config;
-  const Tensor keep = c.hidden_dropout == 0.0 ? Tensor() : end.keep, &d_output = scratch.hidden_a;
-  const Tensor bias_grad = BiasGradOf(weights, end.linear);
-  const bool bias_apart = c.post_layernorm || end.multiplier != 1.0;
-  BiasDropoutAddBackward(step.context, gradient, keep, c.hidden_dropout, HiddenDropoutKind(c), step.precision, d_output,
-                         bias_apart ? Tensor() : bias_grad);
-  ScaleBy(step, end.multiplier, d_output);
-  if (c.post_layernorm) end.post_norm.Backward(step, weights, d_output, end.output, end.post_record, {}, d_output);
+  const Tensor keep = c.hidden_dropout == 0.0 ? Tensor() : end.keep, bias_grad = BiasGradOf(weights, end.linear);
+  const bool bias_apart = c.post_layernorm || end.multiplier != 1.0, joint_bias = !bias_apart && !bias_grad.empty();
+  Tensor d_output = keep.empty() ? gradient : scratch.hidden_a;
+  if (!keep.empty() || joint_bias) {
+    BiasDropoutAddBackward(step.context, gradient, keep, c.hidden_dropout, HiddenDropoutKind(c), step.precision, d_output,
+                           joint_bias ? bias_grad : Tensor());
+  }
+  if (end.multiplier != 1.0) {
+    Scale(step.context, d_output, static_cast<float>(end.multiplier), step.precision, scratch.hidden_a);
+    d_output = scratch.hidden_a;
+  }
+  if (c.post_layernorm) {
+    end.post_norm.Backward(step, weights, d_output, end.output, end.post_record, {}, scratch.hidden_a);
+    d_output = scratch.hidden_a;
+  }
   if (bias_apart && !bias_grad.empty()) AddColumnSums(step.context, d_output, step.precision, bias_grad);
   if (end.linear.weight >= 0) end.linear.Backward(step, weights, d_output, end.input, d_input, scratch.weight_grad);
+  return d_output;
 }
 
 // The gradient of a block's input joins that of the residual stream. d_input: of the norm's output, or without norm of its input.
@@ -298,9 +308,9 @@ void MlpBlockForward(const Step& step, const LayerParameters& p, const Weights& 
 
 void MlpBlockBackward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
                       const LayerRecord& r, const Tensor& gradient) {
-  BlockEndBackward(step, MlpEnd(step, p, r), weights, scratch, gradient, scratch.d_activated);
+  const Tensor d_output = BlockEndBackward(step, MlpEnd(step, p, r), weights, scratch, gradient, scratch.d_activated);
   if (p.moe.present()) {
-    MoeBackward(step, p.moe, weights, scratch.moe, r.moe, MlpInput(step, r), scratch.hidden_a, scratch.hidden_b);
+    MoeBackward(step, p.moe, weights, scratch.moe, r.moe, MlpInput(step, r), d_output, scratch.hidden_b);
   } else {
     ActivationBackward(step, p, weights, r, scratch);
     ScaleGate(step, scratch.d_fc1);
@@ -327,12 +337,12 @@ void AttentionBackward(const Step& step, const LayerParameters& p, const Weights
   p.qkv.Backward(step, weights, scratch.d_qkv, AttentionInput(step, r), scratch.hidden_b, scratch.weight_grad);
 }
 
-// From scratch.hidden_a, the gradient of JoinMixers' sum, to scratch.d_context and scratch.mamba.d_gated.
+// From the gradient of JoinMixers' sum to scratch.d_context and scratch.mamba.d_gated.
 void PartMixers(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
-                const LayerRecord& r) {
+                const LayerRecord& r, const Tensor& d_sum) {
   const Tensor& gradient = scratch.hidden_b;
   const auto part = [&](const Linear& linear, double multiplier, const Tensor& input, const Tensor& d_input) {
-    Scale(step.context, scratch.hidden_a, static_cast<float>(multiplier), step.precision, gradient);
+    Scale(step.context, d_sum, static_cast<float>(multiplier), step.precision, gradient);
     if (linear.bias >= 0) AddColumnSums(step.context, gradient, step.precision, BiasGradOf(weights, linear));
     linear.Backward(step, weights, gradient, input, d_input, scratch.weight_grad);
   };
@@ -343,8 +353,9 @@ void PartMixers(const Step& step, const LayerParameters& p, const Weights& weigh
 void MixerBlockBackward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
                         const LayerRecord& r, const Tensor& gradient) {
   const bool both = HasBothMixers(p), mamba = p.mamba.present();
-  BlockEndBackward(step, MixerEnd(step, p, r), weights, scratch, gradient, mamba ? scratch.mamba.d_gated : scratch.d_context);
-  if (both) PartMixers(step, p, weights, scratch, r);
+  const Tensor d_output =
+      BlockEndBackward(step, MixerEnd(step, p, r), weights, scratch, gradient, mamba ? scratch.mamba.d_gated : scratch.d_context);
+  if (both) PartMixers(step, p, weights, scratch, r, d_output);
   if (p.proj.weight >= 0) AttentionBackward(step, p, weights, scratch, r);
   if (mamba) {
     const Tensor& d_input = both ? scratch.mamba.hidden : scratch.hidden_b;

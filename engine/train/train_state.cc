@@ -1,8 +1,10 @@
 #include "engine/train/train_state.h"
+#include "engine/core/device.h"
 
 #include <bit>
 #include <nlohmann/json.hpp>
 
+#include "engine/core/device.h"
 #include "proto/rpc/status_details.h"
 
 namespace mbridge {
@@ -80,6 +82,7 @@ absl::StatusOr<SavedCheckpoint> TrainState::Save(const RunIdentity& identity) {
   meta.config_text = identity.config_text;
   meta.state_json = StateJson();
   meta.has_optimizer_state = plan_.save_optimizer;
+  DeviceOf(context_.device).Synchronize(context_);  // The update may still be under way: the copies run in another stream.
   return SaveCheckpoint(CheckpointPath(identity, step), meta, Tensors(plan_.save_optimizer), groups_.world());
 }
 

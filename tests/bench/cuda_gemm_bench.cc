@@ -1,5 +1,6 @@
 // Rates of the matrix products and of the attention of Llama-3.2-1B and Llama-3-8B on one GPU, for 8192 tokens, and the step time
-// that they alone allow. Random data, medians of single launches by CUDA events. Nothing to give it.
+// that they alone allow: from medians of single launches by CUDA events, between which the GPU rests, and from all of them one
+// after the other in a step's order, at the clocks that it keeps up. Random data. Nothing to give it.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -98,17 +99,35 @@ struct Operands {
   Matrix input, weight, output, weight_grad, result;
 };
 
+// The three products of a layer's linear map.
+class LinearProducts {
+ public:
+  LinearProducts(Bench& bench, const Operands& x, const Linear& linear) : context_(bench.context()) {
+    const auto sized = [](Matrix matrix, int64_t rows, int64_t cols) {
+      return Matrix{matrix.data, matrix.dtype, rows, cols, cols};
+    };
+    input_ = sized(x.input, kTokens, linear.in), weight_ = sized(x.weight, linear.out, linear.in);
+    output_ = sized(x.output, kTokens, linear.out), weight_grad_ = sized(x.weight_grad, linear.out, linear.in);
+    result_ = sized(x.result, kTokens, linear.out), input_grad_ = sized(x.result, kTokens, linear.in);
+  }
+  void Forward() const { Gemm(context_, input_, weight_, result_, {.transpose_b = true}); }
+  void InputGradient() const { Gemm(context_, output_, weight_, input_grad_, {}); }
+  void WeightGradient() const { Gemm(context_, output_, input_, weight_grad_, {.transpose_a = true, .accumulate = true}); }
+  void Backward() const {
+    InputGradient();
+    WeightGradient();
+  }
+
+ private:
+  Context context_;
+  Matrix input_, weight_, output_, weight_grad_, result_, input_grad_;
+};
+
 // Milliseconds of forward, input gradient and weight gradient (added to F32).
 std::vector<double> TimesOf(Bench& bench, const Operands& x, const Linear& linear) {
-  const auto sized = [](Matrix matrix, int64_t rows, int64_t cols) {
-    return Matrix{matrix.data, matrix.dtype, rows, cols, cols};
-  };
-  const Matrix input = sized(x.input, kTokens, linear.in), weight = sized(x.weight, linear.out, linear.in);
-  const Matrix output = sized(x.output, kTokens, linear.out), grad = sized(x.weight_grad, linear.out, linear.in);
-  const Matrix forward = sized(x.result, kTokens, linear.out), input_grad = sized(x.result, kTokens, linear.in);
-  return {bench.Time([&] { Gemm(bench.context(), input, weight, forward, {.transpose_b = true}); }),
-          bench.Time([&] { Gemm(bench.context(), output, weight, input_grad, {}); }),
-          bench.Time([&] { Gemm(bench.context(), output, input, grad, {.transpose_a = true, .accumulate = true}); })};
+  const LinearProducts products(bench, x, linear);
+  return {bench.Time([&] { products.Forward(); }), bench.Time([&] { products.InputGradient(); }),
+          bench.Time([&] { products.WeightGradient(); })};
 }
 
 double Ceiling(Bench& bench, const Operands& x) {
@@ -186,37 +205,91 @@ void BenchFp8(Bench& bench, const Operands& x, const Model& model) {
   for (void* memory : {a, b, one.data}) DeviceOf(DeviceType::kCuda).Free(memory);
 }
 
-struct AttentionTimes {
-  double forward, backward;
+// One attention problem with random operands, which it frees.
+class Attention {
+ public:
+  Attention(Bench& bench, int64_t heads, int64_t groups, int64_t d)
+      : bench_(bench),
+        options_{.seq_length = kTokens,
+                 .batch = 1,
+                 .heads = heads,
+                 .groups = groups,
+                 .head_size = d,
+                 .scale = 1.0f / std::sqrt(static_cast<float>(d))},
+        refusal_(FlashAttentionRefusal(options_, DType::kBF16)) {
+    if (!refusal_.empty()) return;
+    const int64_t width = QkvLayout{heads, groups, d}.width();
+    qkv_ = Make(DType::kBF16, {kTokens, 1, width});
+    d_qkv_ = Make(DType::kBF16, {kTokens, 1, width});
+    context_ = Make(DType::kBF16, {kTokens, 1, heads * d});
+    d_context_ = Make(DType::kBF16, {kTokens, 1, heads * d});
+    stats_ = Make(DType::kF32, {1, heads, kTokens});
+    workspace_ = Make(DType::kU8, {FlashAttentionWorkspaceBytes(options_)});
+  }
+  ~Attention() {
+    for (const Tensor& x : {qkv_, d_qkv_, context_, d_context_, stats_, workspace_}) {
+      if (!x.empty()) DeviceOf(DeviceType::kCuda).Free(x.data);
+    }
+  }
+  Attention(const Attention&) = delete;
+  Attention& operator=(const Attention&) = delete;
+
+  const std::string& refusal() const { return refusal_; }
+  double operations() const {  // Two causal products.
+    return 2.0 * kTokens * kTokens * static_cast<double>(options_.heads * options_.head_size);
+  }
+  void Forward() const { FlashAttentionForward(bench_.context(), qkv_, options_, stats_, context_, workspace_); }
+  void Backward() const {
+    FlashAttentionBackward(bench_.context(), d_context_, qkv_, context_, stats_, options_, d_qkv_, workspace_);
+  }
+
+ private:
+  Tensor Make(DType dtype, const Shape& shape) {
+    return {bench_.Random(dtype, shape.NumElements()), dtype, DeviceType::kCuda, shape};
+  }
+  Bench& bench_;
+  FlashAttentionOptions options_;
+  std::string refusal_;
+  Tensor qkv_, d_qkv_, context_, d_context_, stats_, workspace_;
 };
 
-AttentionTimes BenchAttention(Bench& bench, const char* name, int64_t heads, int64_t groups, int64_t d) {
-  const FlashAttentionOptions options{.seq_length = kTokens,
-                                      .batch = 1,
-                                      .heads = heads,
-                                      .groups = groups,
-                                      .head_size = d,
-                                      .scale = 1.0f / std::sqrt(static_cast<float>(d))};
-  if (const std::string refusal = FlashAttentionRefusal(options, DType::kBF16); !refusal.empty()) {
-    std::printf("attention %s: %s\n", name, refusal.c_str());
-    return {0, 0};
+struct AttentionTimes {
+  double forward = 0, backward = 0;
+};
+
+AttentionTimes BenchAttention(Bench& bench, const char* name, const Attention& attention) {
+  if (!attention.refusal().empty()) {
+    std::printf("attention %s: %s\n", name, attention.refusal().c_str());
+    return {};
   }
-  const int64_t width = QkvLayout{heads, groups, d}.width();
-  const auto tensor = [&](DType dtype, const Shape& shape) {
-    return Tensor{bench.Random(dtype, shape.NumElements()), dtype, DeviceType::kCuda, shape};
-  };
-  const Tensor qkv = tensor(DType::kBF16, {kTokens, 1, width}), d_qkv = tensor(DType::kBF16, {kTokens, 1, width});
-  const Tensor context = tensor(DType::kBF16, {kTokens, 1, heads * d}), d_context = tensor(DType::kBF16, {kTokens, 1, heads * d});
-  const Tensor stats = tensor(DType::kF32, {1, heads, kTokens});
-  const Tensor workspace = tensor(DType::kU8, {FlashAttentionWorkspaceBytes(options)});
-  const AttentionTimes times{
-      bench.Time([&] { FlashAttentionForward(bench.context(), qkv, options, stats, context, workspace); }),
-      bench.Time([&] { FlashAttentionBackward(bench.context(), d_context, qkv, context, stats, options, d_qkv, workspace); })};
-  const double operations = 2.0 * kTokens * kTokens * heads * d;  // Two causal products.
+  const AttentionTimes times{bench.Time([&] { attention.Forward(); }), bench.Time([&] { attention.Backward(); })};
   std::printf("attention %-26s forward %7.3f ms %5.0f TFLOP/s  backward %7.3f ms %5.0f TFLOP/s\n", name, times.forward,
-              operations / times.forward / 1e9, times.backward, 2.5 * operations / times.backward / 1e9);
-  for (const Tensor& x : {qkv, d_qkv, context, d_context, stats, workspace}) DeviceOf(DeviceType::kCuda).Free(x.data);
+              attention.operations() / times.forward / 1e9, times.backward, 2.5 * attention.operations() / times.backward / 1e9);
   return times;
+}
+
+// Milliseconds of a microbatch's products and attention in a step's order, once the clocks have settled.
+double InSequence(Bench& bench, const Operands& x, const Model& model, const Attention& attention) {
+  std::vector<Linear> linears = LinearsOf(model);
+  std::vector<LinearProducts> products;
+  for (const Linear& linear : linears) products.emplace_back(bench, x, linear);
+  const auto microbatch = [&] {
+    for (int64_t layer = 0; layer < model.layers; ++layer) {
+      products[0].Forward();
+      if (attention.refusal().empty()) attention.Forward();
+      for (int i = 1; i <= 3; ++i) products[i].Forward();
+    }
+    products[4].Forward();
+    products[4].Backward();
+    for (int64_t layer = 0; layer < model.layers; ++layer) {
+      for (int i = 3; i >= 1; --i) products[i].Backward();
+      if (attention.refusal().empty()) attention.Backward();
+      products[0].Backward();
+    }
+  };
+  const int warm = model.layers > 16 ? 2 : 8;
+  for (int i = 0; i < warm; ++i) microbatch();
+  return bench.Time(microbatch);
 }
 
 int Run() {
@@ -237,13 +310,21 @@ int Run() {
   for (const Model& model : kModels) {
     const double products = BenchProducts(bench, x, model, ceiling);
     BenchFp8(bench, x, model);
-    const AttentionTimes attention = BenchAttention(bench, model.name, model.heads, model.groups, model.head_size);
-    const double attentions = static_cast<double>(model.layers) * (attention.forward + attention.backward);
+    const Attention attention(bench, model.heads, model.groups, model.head_size);
+    const AttentionTimes times = BenchAttention(bench, model.name, attention);
+    const double attentions = static_cast<double>(model.layers) * (times.forward + times.backward);
     lines.push_back(
         fmt::format("{}: products {:.1f} ms, attention {:.1f} ms for {} tokens: {:.1f}K tokens/s if there were nothing else",
                     model.name, products, attentions, kTokens, kTokens / (products + attentions)));
+    for (const bool timed : {false, true, false, true}) {
+      cuda::SetGemmTuning({.time_candidates = timed});
+      const double sequence = InSequence(bench, x, model, attention);
+      lines.push_back(fmt::format("{}: one after the other, {}: {:.1f} ms, {:.1f}K tokens/s", model.name,
+                                  timed ? "timed choices" : "first suggestions", sequence, kTokens / sequence));
+    }
+    cuda::SetGemmTuning({});
   }
-  BenchAttention(bench, "hq64 hk8 d128 (1.708/5.083)", 64, 8, 128);
+  BenchAttention(bench, "hq64 hk8 d128 (1.708/5.083)", Attention(bench, 64, 8, 128));
   std::printf("ceiling: %.0f TFLOP/s for 8192^3 BF16\n", ceiling);
   for (const std::string& line : lines) std::puts(line.c_str());
   return 0;

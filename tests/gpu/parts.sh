@@ -74,11 +74,18 @@ ops() {
 }
 
 memcheck() {
+  local sanitizer
+  sanitizer="$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -n 1)"
+  [ -n "$sanitizer" ] || { echo "no compute-sanitizer on this machine"; verdict memcheck 127; return; }
   for test in "$here"/tests/*_cuda_test; do
-    local status=0
-    run compute-sanitizer --error-exitcode 9 "$test" --gtest_filter='*Small*' >"$OUT/memcheck.log" 2>&1 || status=$?
-    tail -n 5 "$OUT/memcheck.log"
-    verdict "memcheck $(basename "$test")" "$status"
+    local status=0 name tests
+    name="$(basename "$test")"
+    tests="$(run "$test" --gtest_filter='*Small*' --gtest_list_tests 2>/dev/null | grep -c '^  ')"
+    [ "$tests" -gt 0 ] || { echo "$name has no test for '*Small*'"; verdict "memcheck $name" 1; continue; }
+    run timeout 150 "$sanitizer" --tool memcheck --error-exitcode 9 "$test" --gtest_filter='*Small*' >"$OUT/memcheck-$name.log" 2>&1 ||
+      status=$?
+    grep -E "ERROR SUMMARY|Invalid|Failure|FAILED|PASSED" "$OUT/memcheck-$name.log" | head -n 12
+    verdict "memcheck $name ($tests tests)" "$status"
   done
 }
 
@@ -194,6 +201,32 @@ moe() {
 moe2() {
   bench moe-dp2 deepseek_v2_lite_pretrain_config 2 "${six[@]}" "${deepseek[@]}" "${narrow_optimizer[@]}" \
     train.global_batch_size=16 ddp.use_distributed_optimizer=true
+}
+
+# profiled NAME RECIPE OVERRIDE...: where the time of an iteration goes, by operator.
+profiled() {
+  local name="$1" recipe="$2" status=0
+  shift 2
+  run mbrank-cuda train --profile-operators --recipe "$recipe" logger.log_interval=1 logger.log_throughput=true "$@" \
+    train.train_iters=6 scheduler.lr_decay_iters=6 >"$OUT/profile-$name.log" 2>&1 || status=$?
+  sed -n '/^operator profile/,$p' "$OUT/profile-$name.log" | cut -c1-150
+  [ "$status" -eq 0 ] || tail -n 6 "$OUT/profile-$name.log"
+  verdict "profile $name" "$status"
+}
+
+profile() {
+  profiled 1b llama32_1b_pretrain_config "${long[@]}" train.global_batch_size=8
+  profiled 8b llama3_8b_pretrain_config "${long[@]}" train.global_batch_size=4 model.context_parallel_size=1 \
+    optimizer.use_precision_aware_optimizer=true optimizer.exp_avg_dtype=bf16 optimizer.exp_avg_sq_dtype=bf16
+}
+
+# The same rows with cuBLASLt's first suggestions and with timed choices, in turn.
+tuning() {
+  local choices="$OUT/gemm-choices.txt" turn
+  for turn in 1 2; do
+    bench "1b-first-$turn" llama32_1b_pretrain_config 1 "${long[@]}" "${ten[@]}" train.global_batch_size=8
+    MB_TIME_GEMMS="$choices" bench "1b-timed-$turn" llama32_1b_pretrain_config 1 "${long[@]}" "${ten[@]}" train.global_batch_size=8
+  done
 }
 
 train2() {

@@ -13,6 +13,8 @@
 #     qwen8b   Qwen3-8B on one GPU                      (1 GPU, ~3 min)
 #     moe      DeepSeek-V2-Lite, 12 layers              (1 GPU, ~2 min)
 #     moe2     DeepSeek-V2-Lite whole, data parallel    (2 GPUs, ~4 min)
+#     profile  where the time of a 1B and an 8B step goes      (1 GPU, ~3 min)
+#     tuning   first suggestions and timed products, in turn    (1 GPU, ~3 min)
 #     train2   the two-GPU rows                                 (2 GPUs, ~5 min)
 #   PEER=FILE  the PyTorch script that `train` runs beside ours; without it only ours runs
 set -euo pipefail
@@ -52,5 +54,5 @@ case "${1:-}" in
     shift 2
     exec bash "$stage/parts.sh" "$@"
     ;;
-  *) sed -n '2,19s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
+  *) sed -n '2,21s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
 esac

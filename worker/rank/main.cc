@@ -31,6 +31,8 @@ void AddTrain(CLI::App* app, mbridge::StandaloneOptions* options) {
   train->add_option("--rank", options->rank, "Rank of this process")->check(CLI::NonNegativeNumber);
   train->add_option("--ranks", options->ranks, "Number of ranks")->check(CLI::PositiveNumber);
   train->add_option("--rendezvous", options->rendezvous_directory, "Directory where the ranks meet (with --ranks above 1)");
+  train->add_flag("--profile-operators", options->profile_operators,
+                  "Time every operator of rank 0 and print a table against the device's limits (with logger.log_interval=1)");
   train->add_option("--threads", options->threads, "Threads (default: cores / ranks)")->check(CLI::NonNegativeNumber);
 }
 

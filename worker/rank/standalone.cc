@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "engine/core/device.h"
+#include "engine/train/operator_profile.h"
 #include "engine/train/throw_status.h"
 #include "engine/train/trainer.h"
 #include "mbridge/v1/config.pb.h"
@@ -21,7 +22,9 @@ namespace {
 // Events on the terminal, metric points also as JSON lines.
 class TerminalSink : public EventSink {
  public:
-  TerminalSink(const std::string& metrics_path, bool log_throughput) : log_throughput_(log_throughput) {
+  // `profile`: told of the iterations; may be null.
+  TerminalSink(const std::string& metrics_path, bool log_throughput, OperatorProfile* profile)
+      : log_throughput_(log_throughput), profile_(profile) {
     if (metrics_path.empty()) return;
     metrics_.open(metrics_path);
     if (!metrics_) throw EngineError(v1::REASON_ENGINE_ERROR, fmt::format("cannot write {}", metrics_path));
@@ -34,6 +37,7 @@ class TerminalSink : public EventSink {
   void Metric(const v1::MetricPoint& point) override {
     std::printf("%s\n", FormatPoint(point, {.throughput = log_throughput_}).c_str());
     std::fflush(stdout);
+    if (profile_ != nullptr && point.kind() == v1::METRIC_KIND_TRAIN) profile_->NextIteration();
     std::string json;
     if (metrics_.is_open() && google::protobuf::util::MessageToJsonString(point, &json).ok()) metrics_ << json << std::endl;
   }
@@ -44,6 +48,7 @@ class TerminalSink : public EventSink {
 
  private:
   const bool log_throughput_;
+  OperatorProfile* const profile_;
   std::ofstream metrics_;
 };
 
@@ -70,9 +75,15 @@ v1::RankResult Train(const StandaloneOptions& options) {
   const auto world =
       MakeWorld(context, options.rendezvous_directory, options.rank, options.ranks, plan.collective_timeout_seconds);
   std::unique_ptr<TerminalSink> sink;
-  if (options.rank == 0) sink = std::make_unique<TerminalSink>(options.metrics_path, resolved.config().logger().log_throughput());
+  std::unique_ptr<OperatorProfile> profile;
+  if (options.rank == 0) {
+    if (options.profile_operators) profile = std::make_unique<OperatorProfile>(context, MeasureLimits(context));
+    sink = std::make_unique<TerminalSink>(options.metrics_path, resolved.config().logger().log_throughput(), profile.get());
+  }
   Trainer trainer(plan, context, identity, world.get(), sink.get(), InstallStopHandler());
-  return trainer.Run();
+  const v1::RankResult result = trainer.Run();
+  if (profile != nullptr) std::printf("%s", profile->Table().c_str());
+  return result;
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ struct StandaloneOptions {
   int ranks = 1;
   std::string rendezvous_directory;  // Shared by the ranks where ranks > 1.
   int threads = 0;                   // 0: all cores / ranks.
+  bool profile_operators = false;    // Rank 0 prints where its time went; iterations are those of logger.log_interval.
 };
 
 // Prints Megatron-LM's lines; the exit code of the result's reason.

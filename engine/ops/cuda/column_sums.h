@@ -10,23 +10,24 @@ struct ColumnOutputs {
   float* sums[2];
 };
 
-// outputs[s][column] += round(sum over chunks of partials[chunk, s, column]). 32 columns a block, 8 warps of chunks.
+// outputs[s][column] += round(sum over chunks of partials[chunk, s, column]). 32 columns a block, 32 warps of chunks.
 template <class T, int kSums>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(1024)
     FinishColumnsKernel(const float* partials, int64_t chunks, int64_t n, ColumnOutputs outputs) {
-  constexpr int kUnroll = 4;
-  __shared__ float shared[8][32];
+  constexpr int kUnroll = 8, kWarps = 32;
+  __shared__ float shared[kWarps][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t column = int64_t{blockIdx.x} * 32 + lane;
 #pragma unroll
   for (int s = 0; s < kSums; ++s) {
     float sum = 0.0f;
     if (column < n) {
-      for (int64_t chunk = warp; chunk < chunks; chunk += 8 * kUnroll) {
+      for (int64_t chunk = warp; chunk < chunks; chunk += kWarps * kUnroll) {
         float values[kUnroll];
 #pragma unroll
         for (int k = 0; k < kUnroll; ++k) {
-          values[k] = chunk + 8 * k < chunks ? partials[((chunk + 8 * k) * kSums + s) * n + column] : 0.0f;
+          const int64_t at = chunk + kWarps * k;
+          values[k] = at < chunks ? partials[(at * kSums + s) * n + column] : 0.0f;
         }
 #pragma unroll
         for (int k = 0; k < kUnroll; ++k) sum += values[k];
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(256)
     if (warp == 0 && column < n) {
       float total = shared[0][lane];
 #pragma unroll
-      for (int w = 1; w < 8; ++w) total += shared[w][lane];
+      for (int w = 1; w < kWarps; ++w) total += shared[w][lane];
       outputs.sums[s][column] += Round<T>(total);
     }
   }
@@ -47,14 +48,14 @@ __global__ void __launch_bounds__(256)
 template <class T, int kSums>
 void FinishColumns(const Context& context, const float* partials, int64_t chunks, int64_t n, const ColumnOutputs& outputs) {
   FinishColumnsKernel<T, kSums>
-      <<<static_cast<unsigned>((n + 31) / 32), 256, 0, StreamOf(context)>>>(partials, chunks, n, outputs);
+      <<<static_cast<unsigned>((n + 31) / 32), 1024, 0, StreamOf(context)>>>(partials, chunks, n, outputs);
   MB_CUDA_LAUNCHED();
 }
 
 // Body: kN, kSums;  Row: Load(row, column);  Add(row's data, row, column, sums[kSums][kN]), which may also write results for that
 // row and column.
 template <class Body>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 4)
     ColumnPartialsKernel(const Body body, int64_t rows, int64_t n, int64_t rows_per_chunk, float* partials) {
   constexpr int kN = Body::kN, kSums = Body::kSums, kUnroll = 4, kWarps = 8;
   __shared__ float shared[kWarps][kSums][32 * kN];
@@ -99,7 +100,8 @@ template <class T, class Body>
 void SumColumns(const Context& context, const Body& body, int64_t rows, int64_t n, const ColumnOutputs& outputs) {
   if (rows == 0 || n == 0) return;
   const int64_t width = 32 * Body::kN, tiles = (n + width - 1) / width;
-  int64_t chunks = std::clamp<int64_t>(132 * 8 / tiles, 1, (rows + 31) / 32);
+  // As many blocks as run at once.
+  int64_t chunks = std::clamp<int64_t>(132 * 4 / tiles, 1, (rows + 31) / 32);
   const int64_t rows_per_chunk = (rows + chunks - 1) / chunks;
   chunks = (rows + rows_per_chunk - 1) / rows_per_chunk;
   const bool sums = outputs.sums[0] != nullptr;

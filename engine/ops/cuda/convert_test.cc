@@ -5,7 +5,7 @@
 namespace mbridge::test {
 namespace {
 
-TEST(ConvertCuda, EqualsTheCpuTwin) {
+TEST(ConvertCudaSmall, EqualsTheCpuTwin) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   for (const int64_t count : {1, 7, 4097}) {

@@ -4,14 +4,17 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <string_view>
 #include <vector>
 
 #include "engine/core/cuda/check.h"
 #include "engine/ops/cuda/cublas_check.h"
 #include "engine/ops/cuda/gemm_choices.h"
 #include "engine/ops/cuda/gemm_tuning.h"
+#include "engine/ops/cuda/trial_times.h"
 
 namespace mbridge::cuda {
 namespace {
@@ -159,63 +162,106 @@ std::vector<cublasLtMatmulAlgo_t> Candidates(const Context& context, const Plan&
   return algorithms;
 }
 
-class Timer {
+// Times algorithms as a step runs them: behind a stretch of products that brings the GPU to its working clocks and power, with
+// launches queued ahead of it, and each after the L2 cache was overwritten.
+class Trials {
  public:
-  explicit Timer(const Context& context) : context_(context), stream_(static_cast<cudaStream_t>(context.stream)) {
-    MB_CUDA(cudaEventCreate(&begin_));
-    MB_CUDA(cudaEventCreate(&end_));
+  Trials(const Context& context, const Plan& plan, const Problem& problem)
+      : context_(context), plan_(plan), problem_(problem), stream_(static_cast<cudaStream_t>(context.stream)) {}
+  ~Trials() {
+    for (const cudaEvent_t event : events_) cudaEventDestroy(event);
+    cudaFree(evicting_);
+    cudaFree(result_);
   }
-  ~Timer() {
-    cudaEventDestroy(begin_);
-    cudaEventDestroy(end_);
+  Trials(const Trials&) = delete;
+  Trials& operator=(const Trials&) = delete;
+
+  // False where there is no memory for it. Sums in c must survive: then results go elsewhere.
+  bool Allocate() {
+    const Problem& x = problem_;
+    if (cudaMalloc(&evicting_, kEvictedBytes) != cudaSuccess) return Failed();
+    if (x.beta == 0.0f) return true;
+    const int64_t elements = (x.c.rows - 1) * x.c.stride + x.c.cols + (x.batch.count - 1) * x.batch.stride_c;
+    const size_t bytes = static_cast<size_t>(elements) * sizeof(float) + 256;
+    if (cudaMalloc(&result_, bytes) != cudaSuccess) return Failed();
+    MB_CUDA(cudaMemsetAsync(result_, 0, bytes, stream_));
+    problem_.c.data = static_cast<char*>(result_) + reinterpret_cast<uintptr_t>(x.c.data) % 256;
+    return true;
   }
-  Timer(const Timer&) = delete;
-  Timer& operator=(const Timer&) = delete;
-  // Milliseconds of one product, of `repeats` in a row; infinity for an algorithm that refuses.
-  float Time(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Problem& x, int repeats) {
-    MB_CUDA(cudaEventRecord(begin_, stream_));
-    for (int i = 0; i < repeats; ++i) {
-      if (Launch(plan, algorithm, x, context_) != CUBLAS_STATUS_SUCCESS) return INFINITY;
+
+  // `rounds` times of each algorithm, taken in turn.
+  std::vector<TrialTimes> Run(const std::vector<cublasLtMatmulAlgo_t>& algorithms, int rounds) {
+    std::vector<bool> usable;
+    for (const cublasLtMatmulAlgo_t& algorithm : algorithms) usable.push_back(Multiply(algorithm));  // Loads the kernels.
+    std::vector<TrialTimes> times(algorithms.size());
+    for (int round = 0; round < rounds; ++round) {
+      WarmUp(algorithms.front(), round == 0 ? kWarmMs : kWarmMs / 10);
+      while (events_.size() < 2 * algorithms.size()) MB_CUDA(cudaEventCreate(&events_.emplace_back()));
+      for (size_t i = 0; i < algorithms.size(); ++i) {
+        if (!usable[i]) continue;
+        MB_CUDA(cudaMemsetAsync(evicting_, 0, kEvictedBytes, stream_));
+        MB_CUDA(cudaEventRecord(events_[2 * i], stream_));
+        Multiply(algorithms[i]);
+        MB_CUDA(cudaEventRecord(events_[2 * i + 1], stream_));
+      }
+      MB_CUDA(cudaStreamSynchronize(stream_));
+      for (size_t i = 0; i < algorithms.size(); ++i) {
+        float milliseconds = INFINITY;
+        if (usable[i]) MB_CUDA(cudaEventElapsedTime(&milliseconds, events_[2 * i], events_[2 * i + 1]));
+        times[i].push_back(milliseconds);
+      }
     }
-    MB_CUDA(cudaEventRecord(end_, stream_));
-    MB_CUDA(cudaEventSynchronize(end_));
-    float milliseconds = 0;
-    MB_CUDA(cudaEventElapsedTime(&milliseconds, begin_, end_));
-    return milliseconds / static_cast<float>(repeats);
+    return times;
   }
 
  private:
+  static constexpr size_t kEvictedBytes = size_t{128} << 20;  // More than twice an H200's L2 cache.
+  static constexpr double kWarmMs = 40, kOperationsPerMs = 6e11;
+
+  bool Failed() {
+    cudaGetLastError();
+    return false;
+  }
+  bool Multiply(const cublasLtMatmulAlgo_t& algorithm) {
+    return Launch(plan_, algorithm, problem_, context_) == CUBLAS_STATUS_SUCCESS;
+  }
+  void WarmUp(const cublasLtMatmulAlgo_t& algorithm, double milliseconds) {
+    const Problem& x = problem_;
+    const double operations =
+        2.0 * static_cast<double>(x.c.rows) * static_cast<double>(x.c.cols) * static_cast<double>(x.inner()) * x.batch.count;
+    const int calls = std::clamp(static_cast<int>(milliseconds * kOperationsPerMs / (operations + 1.0)), 1, 200);
+    for (int i = 0; i < calls; ++i) Multiply(algorithm);
+  }
+
   const Context& context_;
+  const Plan& plan_;
+  Problem problem_;
   cudaStream_t stream_;
-  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  std::vector<cudaEvent_t> events_;
+  void *evicting_ = nullptr, *result_ = nullptr;
 };
 
-// A round over all candidates, then rounds over the best few. An earlier candidate stays unless a later one is 2 % faster, so
-// that noise seldom decides.
-cublasLtMatmulAlgo_t Fastest(const Context& context, const Plan& plan, const std::vector<cublasLtMatmulAlgo_t>& algorithms,
-                             const Problem& x) {
-  constexpr int kFinalists = 4, kRounds = 3;
-  constexpr double kOperationsPerMs = 5e11, kWindowMs = 0.5;
-  const double operations =
-      2.0 * static_cast<double>(x.c.rows) * static_cast<double>(x.c.cols) * static_cast<double>(x.inner()) * x.batch.count;
-  const int repeats = std::clamp(static_cast<int>(kWindowMs * kOperationsPerMs / (operations + 1.0)), 1, 10);
-  Timer timer(context);
-  std::vector<std::pair<float, int>> times;
-  for (int i = 0; i < static_cast<int>(algorithms.size()); ++i) {
-    timer.Time(plan, algorithms[i], x, 1);  // Loads the kernel.
-    times.emplace_back(timer.Time(plan, algorithms[i], x, repeats), i);
+// A few rounds over all candidates, then more over the first suggestion and the best of the others.
+cublasLtMatmulAlgo_t Fastest(Trials& trials, const std::vector<cublasLtMatmulAlgo_t>& algorithms) {
+  constexpr size_t kFinalists = 4;
+  constexpr int kRounds = 3, kFinalRounds = 9;
+  constexpr float kMargin = 0.02f;
+  const std::vector<TrialTimes> times = trials.Run(algorithms, kRounds);
+  std::vector<size_t> order;
+  for (size_t i = 1; i < algorithms.size(); ++i) order.push_back(i);
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return MedianOf(times[a]) < MedianOf(times[b]); });
+  std::vector<cublasLtMatmulAlgo_t> finalists = {algorithms.front()};
+  for (const size_t i : order) {
+    if (finalists.size() < kFinalists && std::isfinite(MedianOf(times[i]))) finalists.push_back(algorithms[i]);
   }
-  std::sort(times.begin(), times.end());
-  times.resize(std::min<size_t>(times.size(), kFinalists));
-  std::sort(times.begin(), times.end(), [](const auto& left, const auto& right) { return left.second < right.second; });
-  for (int round = 0; round < kRounds; ++round) {
-    for (auto& [time, index] : times) time = std::min(time, timer.Time(plan, algorithms[index], x, repeats));
-  }
-  auto best = times.front();
-  for (const auto& time : times) {
-    if (time.first < 0.98f * best.first) best = time;
-  }
-  return algorithms[best.second];
+  return finalists[PickFastest(trials.Run(finalists, kFinalRounds), kMargin)];
+}
+
+// What MB_TIME_GEMMS asks for.
+GemmTuning TuningFromEnvironment() {
+  const char* value = std::getenv("MB_TIME_GEMMS");
+  if (value == nullptr || std::string_view(value).empty() || std::string_view(value) == "0") return {};
+  return {.time_candidates = true, .cache_file = std::string_view(value) == "1" ? "" : value, .save_at_once = true};
 }
 
 // All plans of the process and the rules to choose by.
@@ -277,20 +323,11 @@ class Plans {
     cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
     MB_CUDA(cudaStreamIsCapturing(stream, &capturing));
     if (candidates.size() == 1 || capturing != cudaStreamCaptureStatusNone) return candidates.front();
-    Problem trial = x;
-    trial.beta = 0.0f;
-    void* scratch = nullptr;
-    if (x.beta != 0.0f) {  // The sums in c must survive: results of the trials go elsewhere.
-      const int64_t elements = (x.c.rows - 1) * x.c.stride + x.c.cols + (x.batch.count - 1) * x.batch.stride_c;
-      if (cudaMalloc(&scratch, elements * sizeof(float) + 256) != cudaSuccess) {
-        cudaGetLastError();
-        return candidates.front();
-      }
-      trial.c.data = static_cast<char*>(scratch) + reinterpret_cast<uintptr_t>(x.c.data) % 256;
-    }
-    const cublasLtMatmulAlgo_t fastest = Fastest(context, plan, candidates, trial);
-    if (scratch != nullptr) MB_CUDA(cudaFree(scratch));
+    Trials trials(context, plan, x);
+    if (!trials.Allocate()) return candidates.front();
+    const cublasLtMatmulAlgo_t fastest = Fastest(trials, candidates);
     choices_.Add(key, fastest);
+    if (tuning_.save_at_once) choices_.Save();
     return fastest;
   }
 
@@ -303,8 +340,8 @@ class Plans {
   }
 
   std::mutex mutex_;
-  GemmTuning tuning_;
-  GemmChoices choices_;
+  GemmTuning tuning_ = TuningFromEnvironment();
+  GemmChoices choices_{tuning_.cache_file};
   std::unordered_map<GemmKey, Plan, GemmKeyHash> plans_;
 };
 

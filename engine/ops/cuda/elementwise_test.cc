@@ -15,7 +15,7 @@ namespace {
 // Odd, narrower than a vector, wider than a block, and rows that end inside a block's turn.
 constexpr RowShape kShapes[] = {{1, 1}, {3, 7}, {5, 96}, {9, 2048}, {7, 2312}, {2, 28672}, {1031, 40}};
 
-TEST(BiasAddCuda, EqualsTheCpuTwin) {
+TEST(BiasAddCudaSmall, EqualsTheCpuTwin) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   for (const DType dtype : kGpuTypes) {
@@ -28,7 +28,7 @@ TEST(BiasAddCuda, EqualsTheCpuTwin) {
   }
 }
 
-TEST(BiasAddCuda, TakesUnalignedRows) {
+TEST(BiasAddCudaSmall, TakesUnalignedRows) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   const Twin x(DType::kBF16, {33, 8}, 1), bias(DType::kBF16, {8}, 2);
@@ -42,7 +42,7 @@ TEST(BiasAddCuda, TakesUnalignedRows) {
   EXPECT_EQ(x.gpu.ToValues(), x.cpu.ToValues());
 }
 
-TEST(BiasGeluCuda, MatchesTheCpuTwin) {
+TEST(BiasGeluCudaSmall, MatchesTheCpuTwin) {
   MB_NEEDS_GPU();
   // 1 + erf(u) cancels for negative u: its last bit is a good part of a step of F16 there.
   constexpr double kShare = 0.1;
@@ -67,7 +67,7 @@ TEST(BiasGeluCuda, MatchesTheCpuTwin) {
   }
 }
 
-TEST(BiasGeluCuda, BackwardInPlace) {
+TEST(BiasGeluCudaSmall, BackwardInPlace) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   const Twin x(DType::kBF16, {5, 96}, 1, 2.0), dy(DType::kBF16, {5, 96}, 3);
@@ -77,7 +77,7 @@ TEST(BiasGeluCuda, BackwardInPlace) {
   EXPECT_EQ(dy.gpu.ToValues(), expected.ToValues());
 }
 
-TEST(SwiGluCuda, MatchesTheCpuTwin) {
+TEST(SwiGluCudaSmall, MatchesTheCpuTwin) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   for (const DType dtype : kGpuTypes) {
@@ -100,7 +100,7 @@ TEST(SwiGluCuda, MatchesTheCpuTwin) {
   }
 }
 
-TEST(GegluCuda, MatchesTheCpuTwin) {
+TEST(GegluCudaSmall, MatchesTheCpuTwin) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   for (const DType dtype : kGpuTypes) {
@@ -121,7 +121,7 @@ TEST(GegluCuda, MatchesTheCpuTwin) {
   }
 }
 
-TEST(SquaredReluCuda, EqualsTheCpuTwin) {
+TEST(SquaredReluCudaSmall, EqualsTheCpuTwin) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   for (const DType dtype : kGpuTypes) {
@@ -139,7 +139,7 @@ TEST(SquaredReluCuda, EqualsTheCpuTwin) {
   }
 }
 
-TEST(ScaleCuda, EqualsTheCpuTwin) {
+TEST(ScaleCudaSmall, EqualsTheCpuTwin) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   for (const DType dtype : kGpuTypes) {
@@ -152,7 +152,7 @@ TEST(ScaleCuda, EqualsTheCpuTwin) {
   }
 }
 
-TEST(LogitTransformCuda, MatchesTheCpuTwin) {
+TEST(LogitTransformCudaSmall, MatchesTheCpuTwin) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   constexpr int64_t kRows = 5, kColumns = 70, kStride = 77;
@@ -183,7 +183,7 @@ struct Mask {
   OnGpu gpu;
 };
 
-TEST(DropoutCuda, EqualsTheCpuTwin) {
+TEST(DropoutCudaSmall, EqualsTheCpuTwin) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   for (const DType dtype : kGpuTypes) {
@@ -198,7 +198,7 @@ TEST(DropoutCuda, EqualsTheCpuTwin) {
   }
 }
 
-TEST(BiasDropoutAddCuda, ForwardEqualsTheCpuTwin) {
+TEST(BiasDropoutAddCudaSmall, ForwardEqualsTheCpuTwin) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   for (const DType dtype : kGpuTypes) {
@@ -218,7 +218,7 @@ TEST(BiasDropoutAddCuda, ForwardEqualsTheCpuTwin) {
   }
 }
 
-TEST(BiasDropoutAddCuda, BackwardMatchesTheCpuTwin) {
+TEST(BiasDropoutAddCudaSmall, BackwardMatchesTheCpuTwin) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   for (const DType dtype : kGpuTypes) {
@@ -241,7 +241,7 @@ TEST(BiasDropoutAddCuda, BackwardMatchesTheCpuTwin) {
   }
 }
 
-TEST(RotaryCuda, EqualsTheCpuTwin) {
+TEST(RotaryCudaSmall, EqualsTheCpuTwin) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   struct Case {

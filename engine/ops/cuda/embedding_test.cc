@@ -10,7 +10,7 @@ Values Repeated(Values ids, int64_t every, double id) {
   return ids;
 }
 
-TEST(EmbeddingCuda, ForwardEqualsTheCpuTwin) {
+TEST(EmbeddingCudaSmall, ForwardEqualsTheCpuTwin) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   constexpr int64_t kVocabulary = 50, kPlaces = 40, kBatch = 3, kSequence = 37;
@@ -58,7 +58,7 @@ Gradients Backward(const Gpu& gpu, DType dtype, int64_t b, int64_t s, int64_t h,
   return {grad.gpu.ToValues(), grad.cpu.ToValues()};
 }
 
-TEST(EmbeddingCuda, BackwardOfFewIdsEqualsTheCpuTwin) {
+TEST(EmbeddingCudaSmall, BackwardOfFewIdsEqualsTheCpuTwin) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   for (const DType dtype : kGpuTypes) {

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "engine/ops/cuda/flash_attention_graph.h"
+#include "engine/ops/cuda/flash_packing.h"
 #include "engine/ops/qkv_layout.h"
 
 namespace mbridge::cuda {
@@ -28,14 +29,22 @@ class Graphs {
     const std::lock_guard lock(mutex_);
     void* handle = HandleOf(context);
     const FlashAttentionGraph& graph = Find(options, dtype, pointers.d_qkv != nullptr, handle);
-    if (static_cast<int64_t>(workspace.bytes()) < graph.workspace_bytes()) {
-      ThrowEngineError("flash attention workspace of {} bytes, {} needed", workspace.bytes(), graph.workspace_bytes());
+    const int64_t packing = FlashPackingBytes(options);
+    if (static_cast<int64_t>(workspace.bytes()) < graph.workspace_bytes() + packing) {
+      ThrowEngineError("flash attention workspace of {} bytes, {} needed", workspace.bytes(), graph.workspace_bytes() + packing);
     }
-    graph.Run(handle, pointers, workspace.data);
+    FlashAttentionGraph::Pointers all = pointers;
+    if (packing > 0) {
+      all.packing = workspace.data;
+      FillFlashPacking(context, options, workspace.data);
+    }
+    if (options.dropout > 0) all.random = options.random.data;
+    graph.Run(handle, all, static_cast<char*>(workspace.data) + packing);
   }
 
  private:
-  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, float, int64_t, bool, DType, bool>;
+  using Key =
+      std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, float, int64_t, bool, int64_t, int64_t, double, DType, bool>;
 
   static void* HandleOf(const Context& context) {
     thread_local CudnnHandle handle;
@@ -43,7 +52,8 @@ class Graphs {
   }
 
   const FlashAttentionGraph& Find(const FlashAttentionOptions& o, DType dtype, bool backward, void* handle) {
-    const Key key(o.seq_length, o.batch, o.heads, o.groups, o.head_size, o.scale, o.window, o.deterministic, dtype, backward);
+    const Key key(o.seq_length, o.batch, o.heads, o.groups, o.head_size, o.scale, o.window, o.deterministic, o.value_width(),
+                  o.sequences, o.dropout, dtype, backward);
     std::unique_ptr<FlashAttentionGraph>& graph = graphs_[key];
     if (graph == nullptr) {
       if (const std::string refusal = FlashAttentionRefusal(o, dtype); !refusal.empty()) ThrowEngineError("{}", refusal);
@@ -65,9 +75,13 @@ void ExpectSize(const char* name, const Tensor& tensor, DType dtype, int64_t ele
 
 void CheckTensors(const FlashAttentionOptions& o, const Tensor& qkv, const Tensor& context, const Tensor& stats) {
   const int64_t tokens = o.seq_length * o.batch;
-  ExpectSize("qkv", qkv, qkv.dtype, tokens * QkvLayout{o.heads, o.groups, o.head_size}.width());
-  ExpectSize("context", context, qkv.dtype, tokens * o.heads * o.head_size);
+  ExpectSize("qkv", qkv, qkv.dtype, tokens * QkvLayout{o.heads, o.groups, o.head_size, o.value_width()}.width());
+  ExpectSize("context", context, qkv.dtype, tokens * o.heads * o.value_width());
   ExpectSize("stats", stats, DType::kF32, tokens * o.heads);
+  if (o.dropout > 0) {
+    if (o.random.empty()) ThrowEngineError("flash attention with dropout wants a seed and an offset");
+    ExpectSize("random", o.random, DType::kI64, 2);
+  }
 }
 
 void Prepare(const Context& context, const FlashAttentionOptions& options, DType dtype) {

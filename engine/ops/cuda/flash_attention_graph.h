@@ -34,6 +34,8 @@ class FlashAttentionGraph {
     void* stats;
     void* d_context = nullptr;
     void* d_qkv = nullptr;
+    void* random = nullptr;   // I64 [2], with dropout.
+    void* packing = nullptr;  // FlashPacking's arrays, with packed sequences.
   };
 
   // For the current GPU. `handle` is a cudnnHandle_t. Throws EngineError with cuDNN's words where it finds no engine.

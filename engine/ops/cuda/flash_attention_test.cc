@@ -88,6 +88,197 @@ TEST_F(FlashAttentionCuda, SmallShapesNearTheExactResult) {
   }
 }
 
+// Both directions of a problem that flash attention takes and AttentionProblem does not describe.
+AttentionResult SolveDirections(const Gpu& gpu, const FlashAttentionOptions& options, DType dtype, const Values& qkv_values,
+                                const Values& d_context_values) {
+  const Shape qkv_shape{options.seq_length, options.batch,
+                        static_cast<int64_t>(qkv_values.size()) / options.seq_length / options.batch};
+  const Shape context_shape{options.seq_length, options.batch, options.heads * options.value_width()};
+  const OnGpu qkv(dtype, qkv_shape, qkv_values), d_context(dtype, context_shape, d_context_values);
+  const OnGpu context(dtype, context_shape), d_qkv(dtype, qkv_shape);
+  const OnGpu stats(DType::kF32, {options.batch * options.heads * options.seq_length});
+  const OnGpu workspace(DType::kU8, {FlashAttentionWorkspaceBytes(options)});
+  FlashAttentionForward(gpu, qkv, options, stats, context, workspace);
+  FlashAttentionBackward(gpu, d_context, qkv, context, stats, options, d_qkv, workspace);
+  return {.context = context.ToValues(), .d_qkv = d_qkv.ToValues()};
+}
+
+// The CPU twin's F32 result, with a keep mask or none.
+AttentionResult SolveExactly(const AttentionOptions& options, const Values& qkv_values, const Values& d_context_values,
+                             const Values& keep_values = {}) {
+  const QkvLayout layout{options.heads, options.groups, options.head_size, options.value_width()};
+  const Shape scores{options.batch, options.heads, options.seq_length, options.seq_length};
+  const Owned qkv(DType::kF32, {options.seq_length, options.batch, layout.width()}, qkv_values);
+  const Owned d_context(DType::kF32, {options.seq_length, options.batch, options.heads * options.value_width()},
+                        d_context_values);
+  const Owned context(DType::kF32, d_context.tensor().shape), d_qkv(DType::kF32, qkv.tensor().shape);
+  const Owned probabilities(DType::kF32, scores), keep(DType::kU8, keep_values.empty() ? Shape{0} : scores, keep_values);
+  const Owned workspace(DType::kU8, {AttentionWorkspaceBytes(options, DType::kF32, omp_get_max_threads())});
+  const Tensor mask = keep_values.empty() ? Tensor() : keep.tensor();
+  AttentionForward.cpu({}, qkv, mask, options, probabilities, context, workspace);
+  AttentionBackward.cpu({}, d_context, qkv, mask, probabilities, options, d_qkv, workspace);
+  return {.context = context.ToValues(), .d_qkv = d_qkv.ToValues()};
+}
+
+constexpr double kBF16Tolerance = 1.2e-2;
+
+// Latent attention: queries and keys of 192, values of 128.
+TEST_F(FlashAttentionCuda, SmallValuesOfAnotherWidth) {
+  const Gpu gpu;
+  constexpr int64_t kS = 150, kB = 2, kHeads = 3, kD = 192, kValue = 128;
+  const QkvLayout layout{kHeads, kHeads, kD, kValue};
+  const Values qkv = RandomValues(kS * kB * layout.width(), 1, 2.0, DType::kBF16);
+  const Values d_context = RandomValues(kS * kB * kHeads * kValue, 2, 1.0, DType::kBF16);
+  const float scale = 1.0f / std::sqrt(static_cast<float>(kD));
+  const AttentionResult actual = SolveDirections(
+      gpu,
+      {.seq_length = kS, .batch = kB, .heads = kHeads, .groups = kHeads, .head_size = kD, .scale = scale, .value_size = kValue},
+      DType::kBF16, qkv, d_context);
+  const AttentionResult expected = SolveExactly(
+      {.seq_length = kS, .batch = kB, .heads = kHeads, .groups = kHeads, .head_size = kD, .value_size = kValue, .scale = scale},
+      qkv, d_context);
+  EXPECT_LT(RelativeError(actual.context, expected.context), kBF16Tolerance);
+  EXPECT_LT(RelativeError(actual.d_qkv, expected.d_qkv), kBF16Tolerance);
+}
+
+struct PackedCase {
+  int64_t s, b, heads, groups, d, value_size, window, most;
+  std::vector<std::vector<int64_t>> lengths;  // Of the sequences of each sample.
+};
+
+// Each sequence by itself through the CPU twin.
+AttentionResult SolveEachSequence(const PackedCase& c, float scale, const Values& qkv, const Values& d_context) {
+  const int64_t value = c.value_size > 0 ? c.value_size : c.d, width = QkvLayout{c.heads, c.groups, c.d, value}.width();
+  const int64_t context_width = c.heads * value;
+  AttentionResult all{.context = Values(d_context.size()), .d_qkv = Values(qkv.size())};
+  for (int64_t sample = 0; sample < c.b; ++sample) {
+    int64_t first = 0;
+    for (const int64_t length : c.lengths[sample]) {
+      const auto copy = [&](const Values& from, int64_t row) {
+        Values part;
+        for (int64_t t = first; t < first + length; ++t) {
+          const auto begin = from.begin() + (t * c.b + sample) * row;
+          part.insert(part.end(), begin, begin + row);
+        }
+        return part;
+      };
+      const auto put = [&](const Values& part, int64_t row, Values* to) {
+        for (int64_t t = 0; t < length; ++t) {
+          std::copy_n(part.begin() + t * row, row, to->begin() + ((first + t) * c.b + sample) * row);
+        }
+      };
+      const AttentionResult part = SolveExactly({.seq_length = length,
+                                                 .batch = 1,
+                                                 .heads = c.heads,
+                                                 .groups = c.groups,
+                                                 .head_size = c.d,
+                                                 .value_size = value,
+                                                 .scale = scale,
+                                                 .window = c.window},
+                                                copy(qkv, width), copy(d_context, context_width));
+      put(part.context, context_width, &all.context);
+      put(part.d_qkv, width, &all.d_qkv);
+      first += length;
+    }
+  }
+  return all;
+}
+
+TEST_F(FlashAttentionCuda, SmallPackedSequences) {
+  const Gpu gpu;
+  const PackedCase cases[] = {
+      {200, 1, 2, 2, 64, 0, 0, 3, {{70, 1, 129}}},
+      {200, 1, 8, 2, 64, 0, 0, 8, {{30, 170}}},  // Most sequences are empty.
+      {260, 2, 4, 2, 128, 0, 0, 3, {{128, 132}, {5, 200, 55}}},
+      {192, 1, 2, 1, 96, 0, 0, 2, {{100, 92}}},
+      {300, 1, 4, 2, 128, 0, 40, 2, {{111, 189}}},
+      {160, 2, 3, 3, 192, 128, 0, 2, {{60, 100}, {160}}},
+      {128, 1, 2, 1, 256, 0, 0, 2, {{64, 64}}},
+  };
+  for (const PackedCase& c : cases) {
+    SCOPED_TRACE(fmt::format("s {} b {} heads {} groups {} d {} values {} window {} sequences {}", c.s, c.b, c.heads, c.groups,
+                             c.d, c.value_size, c.window, c.most));
+    Values bounds;
+    for (const auto& lengths : c.lengths) {
+      int64_t end = 0;
+      bounds.push_back(0);
+      for (int64_t i = 0; i < c.most; ++i) {
+        if (i < static_cast<int64_t>(lengths.size())) end += lengths[i];
+        bounds.push_back(static_cast<double>(end));
+      }
+      ASSERT_EQ(end, c.s);
+    }
+    const OnGpu cu_seqlens(DType::kI32, {c.b, c.most + 1}, bounds);
+    const float scale = 1.0f / std::sqrt(static_cast<float>(c.d));
+    const int64_t value = c.value_size > 0 ? c.value_size : c.d;
+    const Values qkv = RandomValues(c.s * c.b * QkvLayout{c.heads, c.groups, c.d, value}.width(), 1, 2.0, DType::kBF16);
+    const Values d_context = RandomValues(c.s * c.b * c.heads * value, 2, 1.0, DType::kBF16);
+    const AttentionResult actual = SolveDirections(gpu,
+                                                   {.seq_length = c.s,
+                                                    .batch = c.b,
+                                                    .heads = c.heads,
+                                                    .groups = c.groups,
+                                                    .head_size = c.d,
+                                                    .scale = scale,
+                                                    .window = c.window,
+                                                    .value_size = c.value_size,
+                                                    .sequences = c.most,
+                                                    .cu_seqlens = cu_seqlens},
+                                                   DType::kBF16, qkv, d_context);
+    const AttentionResult expected = SolveEachSequence(c, scale, qkv, d_context);
+    EXPECT_LT(RelativeError(actual.context, expected.context), kBF16Tolerance) << "context";
+    EXPECT_LT(RelativeError(actual.d_qkv, expected.d_qkv), kBF16Tolerance) << "gradient";
+  }
+}
+
+// Values that are unit vectors show each probability, and so which of them were kept.
+TEST_F(FlashAttentionCuda, SmallDropoutIsTheCpuTwinsByItsOwnMask) {
+  const Gpu gpu;
+  constexpr int64_t kS = 64, kB = 2, kHeads = 4, kGroups = 2, kD = 64;
+  const QkvLayout layout{kHeads, kGroups, kD};
+  const AttentionOptions exact{
+      .seq_length = kS, .batch = kB, .heads = kHeads, .groups = kGroups, .head_size = kD, .scale = 0.125f, .dropout = 0.25};
+  const OnGpu random(DType::kI64, {2});
+  const int64_t seed_and_offset[] = {1234, 5};
+  MB_CUDA(cudaMemcpy(random.tensor().data, seed_and_offset, sizeof(seed_and_offset), cudaMemcpyHostToDevice));
+  const FlashAttentionOptions options{.seq_length = kS,
+                                      .batch = kB,
+                                      .heads = kHeads,
+                                      .groups = kGroups,
+                                      .head_size = kD,
+                                      .scale = 0.125f,
+                                      .dropout = 0.25,
+                                      .random = random};
+  Values qkv = RandomValues(kS * kB * layout.width(), 1, 1.0, DType::kBF16);
+  const Values d_context = RandomValues(kS * kB * kHeads * kD, 2, 1.0, DType::kBF16);
+  Values unit = qkv;
+  for (int64_t token = 0; token < kS * kB; ++token) {
+    for (int64_t group = 0; group < kGroups; ++group) {
+      for (int64_t i = 0; i < kD; ++i) unit[token * layout.width() + layout.value_column(group) + i] = i == token / kB ? 1 : 0;
+    }
+  }
+  const Values shown = SolveDirections(gpu, options, DType::kBF16, unit, d_context).context;
+  Values keep(kB * kHeads * kS * kS, 1.0);
+  int64_t kept = 0;
+  for (int64_t b = 0; b < kB; ++b) {
+    for (int64_t head = 0; head < kHeads; ++head) {
+      for (int64_t query = 0; query < kS; ++query) {
+        for (int64_t key = 0; key <= query; ++key) {
+          const bool is_kept = shown[(query * kB + b) * kHeads * kD + head * kD + key] != 0;
+          keep[((b * kHeads + head) * kS + query) * kS + key] = is_kept ? 1 : 0;
+          kept += is_kept ? 1 : 0;
+        }
+      }
+    }
+  }
+  const double seen = kB * kHeads * kS * (kS + 1) / 2.0;
+  EXPECT_NEAR(static_cast<double>(kept) / seen, 0.75, 5 * std::sqrt(0.75 * 0.25 / seen));
+  const AttentionResult actual = SolveDirections(gpu, options, DType::kBF16, qkv, d_context);
+  const AttentionResult expected = SolveExactly(exact, qkv, d_context, keep);
+  EXPECT_LT(RelativeError(actual.context, expected.context), kBF16Tolerance);
+  EXPECT_LT(RelativeError(actual.d_qkv, expected.d_qkv), kBF16Tolerance);
+}
+
 TEST_F(FlashAttentionCuda, DeterministicRunsAreEqual) {
   const Gpu gpu;
   const AttentionProblem problem({512, 1, 8, 2, 64}, DType::kBF16);
@@ -141,6 +332,14 @@ TEST(FlashAttentionRules, NameTheReason) {
   bad = good;
   bad.groups = 3;
   EXPECT_THAT(FlashAttentionRefusal(bad, DType::kBF16), testing::HasSubstr("no multiple"));
+  bad = good;
+  bad.dropout = 1.0;
+  EXPECT_THAT(FlashAttentionRefusal(bad, DType::kBF16), testing::HasSubstr("below 1, not 1"));
+  bad = good;
+  bad.sequences = 2;
+  EXPECT_EQ(FlashAttentionRefusal(bad, DType::kBF16), "");
+  bad.head_size = 72;
+  EXPECT_THAT(FlashAttentionRefusal(bad, DType::kBF16), testing::HasSubstr("multiples of 16, not 72"));
 }
 
 }  // namespace

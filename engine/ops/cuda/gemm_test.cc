@@ -123,7 +123,7 @@ TEST_F(GemmCuda, NothingToAddUp) {
 
 // Trials of the algorithms must leave the sums alone, and the choice must hold: the same bits at every call.
 TEST_F(GemmCuda, TrialsDoNotTouchTheSums) {
-  cuda::SetGemmTuning({});
+  cuda::SetGemmTuning({.time_candidates = true});
   const Gpu gpu;
   ExpectRight(gpu, {96, 80, 200, DType::kBF16, DType::kF32, {.transpose_a = true, .accumulate = true}});
   ExpectRight(gpu, {512, 1000, 768, DType::kBF16, DType::kBF16, {.transpose_b = true}}, 31);

@@ -11,7 +11,11 @@ struct GemmTuning {
   bool time_candidates = false;
   int candidates = 16;          // Asked for; 1 to 64.
   std::string cache_file = {};  // Choices are read from here at once and written by SaveGemmChoices(); empty: none.
+  bool save_at_once = false;    // Also after every new choice.
 };
+
+// A process starts with the defaults, or where the environment has MB_TIME_GEMMS=1 with timed candidates; MB_TIME_GEMMS=FILE also
+// keeps them in that file.
 
 // Forgets all choices and takes new rules. Not while products run in other threads. A cache file of another GPU model or cuBLAS
 // version is ignored; one that cannot be read as such throws EngineError.

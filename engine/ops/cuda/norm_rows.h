@@ -117,6 +117,18 @@ template <bool kFour, class F> bool WithHold(int64_t vectors, int64_t max_thread
   return false;
 }
 
+// f(vectors a lane holds where a warp has a row): at most kMost of them; false for wider rows.
+template <int kMost, class F> bool WithWarpHold(int64_t vectors, F&& f) {
+  if (vectors <= 32) return f(std::integral_constant<int, 1>()), true;
+  if (vectors <= 64) return f(std::integral_constant<int, 2>()), true;
+  if (vectors <= 128) return f(std::integral_constant<int, 4>()), true;
+  if constexpr (kMost >= 16) {
+    if (vectors <= 256) return f(std::integral_constant<int, 8>()), true;
+    if (vectors <= 512) return f(std::integral_constant<int, 16>()), true;
+  }
+  return false;
+}
+
 inline unsigned ThreadsFor(int64_t vectors, int hold) {
   return static_cast<unsigned>(((vectors + hold - 1) / hold + 31) / 32 * 32);
 }
@@ -129,19 +141,11 @@ template <class T, bool kLayer> void LaunchNormForward(const Context& context, c
   if (a.rows > INT32_MAX) ThrowEngineError("norm over {} rows", a.rows);
   const auto rows = static_cast<unsigned>(a.rows);
   bool done = false;
-  if (aligned && vectors <= 128) {
-    const auto run = [&]<int kHold>(std::integral_constant<int, kHold>) {
+  constexpr int kMostHeld = sizeof(T) == 2 ? 16 : 4;
+  if (aligned && vectors <= 32 * kMostHeld) {
+    done = WithWarpHold<kMostHeld>(vectors, [&]<int kHold>(std::integral_constant<int, kHold>) {
       NormForwardKernel<T, kLayer, kHold, true><<<(rows + 7) / 8, 256, 0, stream>>>(a);
-    };
-    done = true;
-    if (vectors <= 32)
-      run(std::integral_constant<int, 1>());
-    else if (vectors <= 64)
-      run(std::integral_constant<int, 2>());
-    else if (vectors <= 96)
-      run(std::integral_constant<int, 3>());
-    else
-      run(std::integral_constant<int, 4>());
+    });
   } else if (aligned) {
     done = WithHold<true>(vectors, 1024, [&]<int kHold>(std::integral_constant<int, kHold>) {
       NormForwardKernel<T, kLayer, kHold, false><<<rows, ThreadsFor(vectors, kHold), 0, stream>>>(a);
@@ -168,39 +172,69 @@ __device__ __forceinline__ float InputGradient(float dy, float gamma, float norm
   return Round<T>(rstd * (dy * gamma - mean_t - normal * mean_dot));
 }
 
-// Blocks walk over rows and keep their columns' parameter gradients in registers.
-template <class T, bool kLayer, bool kResidual, int kHold>
-__global__ void __launch_bounds__(512, kHold == 1 ? 2 : 1) NormBackwardKernel(const NormBackwardArgs<T> a) {
-  constexpr int kN = kVectorSize<T>, kSums = kLayer ? 2 : 1;
-  __shared__ float shared[32];
-  const int vectors = a.h / kN;
+// Two sums over the block with one barrier; `shared` holds 32 pairs and must be another one at the next call.
+__device__ __forceinline__ float2 BlockSums(float x, float y, float2* shared) {
+  x = WarpSum(x);
+  y = WarpSum(y);
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = {x, y};
+  __syncthreads();
+  const float2 part = threadIdx.x % 32 < (blockDim.x + 31) / 32 ? shared[threadIdx.x % 32] : float2{};
+  return {WarpSum(part.x), WarpSum(part.y)};
+}
+
+// What a thread holds of a row.
+template <class T, int kHold> struct NormBackwardRow {
+  Pack<T, kVectorSize<T>> dy[kHold], x[kHold], residual[kHold];
+  float mean, rstd;
+};
+
+// Blocks walk over rows, the last first, since the product before left those in the L2 cache, and keep their columns' parameter
+// gradients in registers. kWarp: a warp a row; else a block a row, which loads the next row before it sums over this one.
+template <class T, bool kLayer, int kHold, bool kWarp>
+__global__ void __launch_bounds__(kWarp ? 256 : 512, kWarp ? (kHold == 1 ? 4 : 2) : 1)
+    NormBackwardKernel(const NormBackwardArgs<T> a) {
+  constexpr int kN = kVectorSize<T>, kSums = kLayer ? 2 : 1, kWarps = 8;
+  __shared__ float2 shared[2][32];
+  const int lane = kWarp ? threadIdx.x % 32 : threadIdx.x, group = kWarp ? 32 : blockDim.x, vectors = a.h / kN;
   const float width = static_cast<float>(a.h);
   Pack<T, kN> scale[kHold];
   float sums[kSums][kHold][kN] = {};
 #pragma unroll
   for (int k = 0; k < kHold; ++k) {
-    const int vector = threadIdx.x + k * blockDim.x;
-    if (vector < vectors) scale[k] = LoadPack<kN>(a.gamma + vector * kN);
+    if (lane + k * group < vectors) scale[k] = LoadPack<kN>(a.gamma + (lane + k * group) * kN);
   }
-  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-    Pack<T, kN> g[kHold], in[kHold], residual[kHold];
+  const auto load = [&](int64_t row) {
+    NormBackwardRow<T, kHold> loaded;
 #pragma unroll
     for (int k = 0; k < kHold; ++k) {
-      const int vector = threadIdx.x + k * blockDim.x;
-      if (vector >= vectors) continue;
-      const int64_t at = row * a.h + vector * kN;
-      g[k] = LoadPack<kN>(a.dy + at);
-      in[k] = LoadPack<kN>(a.x + at);
-      if constexpr (kResidual) residual[k] = LoadPack<kN>(a.residual + at);
+      if (lane + k * group >= vectors) continue;
+      const int64_t at = row * a.h + (lane + k * group) * kN;
+      loaded.dy[k] = LoadPack<kN>(a.dy + at);
+      loaded.x[k] = LoadPack<kN>(a.x + at);
+      if (a.residual != nullptr) loaded.residual[k] = LoadPack<kN>(a.residual + at);
     }
-    const float mean = kLayer ? a.mean[row] : 0.0f, rstd = a.rstd[row];
+    loaded.mean = kLayer ? a.mean[row] : 0.0f;
+    loaded.rstd = a.rstd[row];
+    return loaded;
+  };
+  const int64_t stride = int64_t{gridDim.x} * (kWarp ? kWarps : 1);
+  int64_t row = a.rows - 1 - (kWarp ? int64_t{blockIdx.x} * kWarps + threadIdx.x / 32 : int64_t{blockIdx.x});
+  NormBackwardRow<T, kHold> current;
+  if (row >= 0) current = load(row);
+  for (int turn = 0; row >= 0; turn ^= 1) {
+    const int64_t next_row = row - stride;
+    NormBackwardRow<T, kHold> next;
+    if constexpr (!kWarp) {
+      if (next_row >= 0) next = load(next_row);
+    }
+    const float mean = current.mean, rstd = current.rstd;
     float sum = 0.0f, dot = 0.0f;
 #pragma unroll
     for (int k = 0; k < kHold; ++k) {
-      if (static_cast<int>(threadIdx.x + k * blockDim.x) >= vectors) continue;
+      if (lane + k * group >= vectors) continue;
       float d[kN], values[kN], gamma[kN];
-      Unpack(g[k], d);
-      Unpack(in[k], values);
+      Unpack(current.dy[k], d);
+      Unpack(current.x[k], values);
       Unpack(scale[k], gamma);
 #pragma unroll
       for (int i = 0; i < kN; ++i) {
@@ -213,35 +247,66 @@ __global__ void __launch_bounds__(512, kHold == 1 ? 2 : 1) NormBackwardKernel(co
         }
       }
     }
-    const float mean_dot = BlockSum(dot, shared) / width;
-    const float mean_t = kLayer ? BlockSum(sum, shared) / width : 0.0f;
+    if constexpr (kWarp) {
+      dot = WarpSum(dot);
+      if constexpr (kLayer) sum = WarpSum(sum);
+    } else {
+      const float2 both = BlockSums(dot, sum, shared[turn]);
+      dot = both.x;
+      sum = both.y;
+    }
+    const float mean_dot = dot / width, mean_t = kLayer ? sum / width : 0.0f;
 #pragma unroll
     for (int k = 0; k < kHold; ++k) {
-      const int vector = threadIdx.x + k * blockDim.x;
-      if (vector >= vectors) continue;
+      if (lane + k * group >= vectors) continue;
       float d[kN], values[kN], gamma[kN], out[kN];
-      Unpack(g[k], d);
-      Unpack(in[k], values);
+      Unpack(current.dy[k], d);
+      Unpack(current.x[k], values);
       Unpack(scale[k], gamma);
 #pragma unroll
       for (int i = 0; i < kN; ++i) {
         out[i] = InputGradient<T>(d[i], gamma[i] + a.gamma_offset, (values[i] - mean) * rstd, mean_t, mean_dot, rstd);
       }
-      if constexpr (kResidual) {
+      if (a.residual != nullptr) {
         float r[kN];
-        Unpack(residual[k], r);
+        Unpack(current.residual[k], r);
 #pragma unroll
         for (int i = 0; i < kN; ++i) out[i] += r[i];
       }
-      StoreFloats<kN>(a.dx + row * a.h + vector * kN, out);
+      StoreFloats<kN>(a.dx + row * a.h + (lane + k * group) * kN, out);
     }
+    if constexpr (!kWarp) {
+      current = next;
+    } else {
+      if (next_row >= 0) current = load(next_row);
+    }
+    row = next_row;
   }
+  // A row of partial sums a block; those of its warps are joined first.
+  if constexpr (kWarp) {
+    constexpr int kWidth = 32 * kHold * kN;
+    __shared__ alignas(16) float joined[kWarps][kWidth];
 #pragma unroll
-  for (int s = 0; s < kSums; ++s) {
+    for (int s = 0; s < kSums; ++s) {
 #pragma unroll
-    for (int k = 0; k < kHold; ++k) {
-      const int vector = threadIdx.x + k * blockDim.x;
-      if (vector < vectors) StoreFloats<kN>(a.partials + (int64_t{blockIdx.x} * kSums + s) * a.h + vector * kN, sums[s][k]);
+      for (int k = 0; k < kHold; ++k) StoreFloats<kN>(&joined[threadIdx.x / 32][(lane + k * 32) * kN], sums[s][k]);
+      __syncthreads();
+      for (int column = threadIdx.x; column < a.h; column += blockDim.x) {
+        float total = joined[0][column];
+#pragma unroll
+        for (int w = 1; w < kWarps; ++w) total += joined[w][column];
+        a.partials[(int64_t{blockIdx.x} * kSums + s) * a.h + column] = total;
+      }
+      __syncthreads();
+    }
+  } else {
+#pragma unroll
+    for (int s = 0; s < kSums; ++s) {
+#pragma unroll
+      for (int k = 0; k < kHold; ++k) {
+        const int vector = lane + k * group;
+        if (vector < vectors) StoreFloats<kN>(a.partials + (int64_t{blockIdx.x} * kSums + s) * a.h + vector * kN, sums[s][k]);
+      }
     }
   }
 }
@@ -301,18 +366,24 @@ void LaunchNormBackward(const Context& context, NormBackwardArgs<T> a, const Col
   const bool aligned = a.h % kN == 0 && AreAligned16(a.dy, a.x, a.gamma, a.residual, a.dx);
   const int64_t vectors = a.h / kN;
   int64_t blocks = 0;
-  const bool done = aligned && WithHold<false>(vectors, 512, [&]<int kHold>(std::integral_constant<int, kHold>) {
-                      const unsigned threads = ThreadsFor(vectors, kHold);
-                      blocks = std::min<int64_t>(a.rows, 132 * std::clamp<int64_t>(1024 / threads, 1, 8));
-                      a.partials = WorkspaceOf<float>(context, blocks * kSums * a.h);
-                      const auto grid = static_cast<unsigned>(blocks);
-                      if (a.residual != nullptr) {
-                        NormBackwardKernel<T, kLayer, true, kHold><<<grid, threads, 0, stream>>>(a);
-                      } else {
-                        NormBackwardKernel<T, kLayer, false, kHold><<<grid, threads, 0, stream>>>(a);
-                      }
-                      MB_CUDA_LAUNCHED();
-                    });
+  const auto run = [&](auto* kernel, int64_t wanted, unsigned threads) {
+    blocks = wanted;
+    a.partials = WorkspaceOf<float>(context, blocks * kSums * a.h);
+    kernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(a);
+    MB_CUDA_LAUNCHED();
+  };
+  bool done = false;
+  if (aligned && vectors <= 128) {
+    done = WithWarpHold<4>(vectors, [&]<int kHold>(std::integral_constant<int, kHold>) {
+      run(&NormBackwardKernel<T, kLayer, kHold, true>, std::min<int64_t>((a.rows + 7) / 8, 132 * (kHold == 1 ? 4 : 2)), 256);
+    });
+  } else if (aligned) {
+    done = WithHold<false>(vectors, 512, [&]<int kHold>(std::integral_constant<int, kHold>) {
+      const unsigned threads = ThreadsFor(vectors, kHold);
+      run(&NormBackwardKernel<T, kLayer, kHold, false>, std::min<int64_t>(a.rows, 132 * std::clamp<int64_t>(768 / threads, 1, 4)),
+          threads);
+    });
+  }
   if (done) {
     FinishColumns<T, kSums>(context, a.partials, blocks, a.h, outputs);
     return;

@@ -64,5 +64,23 @@ TEST(DrawNormalCuda, MatchesTheCpuTwin) {
   }
 }
 
+TEST(RandomCudaSmall, MasksAndNumbersEqualTheCpuTwins) {
+  MB_NEEDS_GPU();
+  const Gpu gpu;
+  for (const int64_t count : {1, 3, 254, 1000, 4092}) {
+    const Owned mask(DType::kU8, {count}), numbers(DType::kBF16, {count});
+    const OnGpu gpu_mask(DType::kU8, {count}), gpu_numbers(DType::kBF16, {count});
+    DrawEagerDropoutMask.cpu({}, PhiloxStream{1234, 4}, 2, 0.1, 2, mask);
+    DrawEagerDropoutMask(gpu, PhiloxStream{1234, 4}, 2, 0.1, 2, gpu_mask);
+    EXPECT_EQ(gpu_mask.ToValues(), mask.ToValues()) << count;
+    DrawCompiledDropoutMask.cpu({}, 77, 0.1, mask);
+    DrawCompiledDropoutMask(gpu, 77, 0.1, gpu_mask);
+    EXPECT_EQ(gpu_mask.ToValues(), mask.ToValues()) << count;
+    DrawNormal.cpu({}, PhiloxStream{99, 8}, kHopperSmCount, 0.0f, 0.02f, numbers);
+    DrawNormal(gpu, PhiloxStream{99, 8}, kHopperSmCount, 0.0f, 0.02f, gpu_numbers);
+    ExpectWithinAStep(gpu_numbers.ToValues(), numbers.ToValues(), DType::kBF16, 1e-9, 1e-2);
+  }
+}
+
 }  // namespace
 }  // namespace mbridge::test

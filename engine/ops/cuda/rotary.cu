@@ -33,40 +33,62 @@ template <int kN> __device__ __forceinline__ void Undeal(float (&a)[kN], float (
   }
 }
 
-// A block turns one token. threadIdx.x walks over the pairs of a head, whose sines stay in registers; threadIdx.y over the heads:
-// of every group its queries and its key, which stand next to each other.
+// The heads that are turned: of every group its queries and its key, which stand next to each other.
+struct TurnedHeads {
+  uint32_t count, per_group, head_size;
+  __device__ __forceinline__ uint32_t ColumnOf(uint32_t head) const {
+    return (head / per_group * (per_group + 1) + head % per_group) * head_size;
+  }
+};
+
+// A thread turns kN pairs of kHeads heads of one token, `heads.count / kHeads` apart and rounded up, by the same sines; all of
+// them are loaded before the first is stored. Neighbouring threads walk over the pairs, then over the heads, then over the
+// tokens.
 template <class T, int kN, bool kInterleaved>
-__global__ void RotaryKernel(T* qkv, const float* cosine, const float* sine, int64_t tokens, int batch, int groups, int turned,
-                             int head_size, int half, float sign) {
-  const int per_group = turned / groups;
-  const int64_t width = int64_t{turned + groups} * head_size;
-  for (int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
-    T* row = qkv + token * width;
-    const int64_t table = token / batch * half;
-    for (int j = threadIdx.x * kN; j < half; j += blockDim.x * kN) {
-      float c[kN], s[kN];
-      LoadFloats<kN>(cosine + table + j, c);
-      LoadFloats<kN>(sine + table + j, s);
+__global__ void __launch_bounds__(256)
+    RotaryKernel(T* qkv, const float* cosine, const float* sine, uint32_t tokens, uint32_t batch, int64_t width,
+                 const TurnedHeads heads, int half, float sign) {
+  constexpr int kHeads = 4;
+  const uint32_t columns = (half + kN - 1) / kN, apart = (heads.count + kHeads - 1) / kHeads, per_token = columns * apart;
+  const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x, place = thread / per_token;
+  if (place >= tokens) return;
+  const uint32_t within = thread - place * per_token;
+  const uint32_t token = tokens - 1 - place;  // The last first: the product before left those in the L2 cache.
+  const int j = static_cast<int>(within % columns) * kN;
+  const uint32_t first = within / columns;
+  T* const at = qkv + int64_t{token} * width + (kInterleaved ? 2 * j : j);
+  const int second = kInterleaved ? kN : half;
+  Pack<T, kN> lows[kHeads], highs[kHeads];
+  uint32_t places[kHeads];
 #pragma unroll
-      for (int i = 0; i < kN; ++i) s[i] *= sign;
-#pragma unroll 2
-      for (int head = threadIdx.y; head < turned; head += blockDim.y) {
-        T* at = row + (head / per_group * (per_group + 1) + head % per_group) * head_size + (kInterleaved ? 2 * j : j);
-        T* second = at + (kInterleaved ? kN : half);
-        float lo[kN], hi[kN], out_lo[kN], out_hi[kN];
-        LoadFloats<kN>(at, lo);
-        LoadFloats<kN>(second, hi);
-        if constexpr (kInterleaved) Deal(lo, hi);
+  for (int k = 0; k < kHeads; ++k) {
+    const uint32_t head = first + k * apart;
+    if (head >= heads.count) continue;
+    places[k] = heads.ColumnOf(head);
+    lows[k] = LoadPack<kN>(at + places[k]);
+    highs[k] = LoadPack<kN>(at + places[k] + second);
+  }
+  const int64_t table = int64_t{token / batch} * half + j;
+  float c[kN], s[kN];
+  LoadFloats<kN>(cosine + table, c);
+  LoadFloats<kN>(sine + table, s);
 #pragma unroll
-        for (int i = 0; i < kN; ++i) {
-          out_lo[i] = __fadd_rn(Round<T>(__fmul_rn(lo[i], c[i])), Round<T>(__fmul_rn(-hi[i], s[i])));
-          out_hi[i] = __fadd_rn(Round<T>(__fmul_rn(hi[i], c[i])), Round<T>(__fmul_rn(lo[i], s[i])));
-        }
-        if constexpr (kInterleaved) Undeal(out_lo, out_hi);
-        StoreFloats<kN>(at, out_lo);
-        StoreFloats<kN>(second, out_hi);
-      }
+  for (int i = 0; i < kN; ++i) s[i] *= sign;
+#pragma unroll
+  for (int k = 0; k < kHeads; ++k) {
+    if (first + k * apart >= heads.count) continue;
+    float lo[kN], hi[kN], out_lo[kN], out_hi[kN];
+    Unpack(lows[k], lo);
+    Unpack(highs[k], hi);
+    if constexpr (kInterleaved) Deal(lo, hi);
+#pragma unroll
+    for (int i = 0; i < kN; ++i) {
+      out_lo[i] = __fadd_rn(Round<T>(__fmul_rn(lo[i], c[i])), Round<T>(__fmul_rn(-hi[i], s[i])));
+      out_hi[i] = __fadd_rn(Round<T>(__fmul_rn(hi[i], c[i])), Round<T>(__fmul_rn(lo[i], s[i])));
     }
+    if constexpr (kInterleaved) Undeal(out_lo, out_hi);
+    StoreFloats<kN>(at + places[k], out_lo);
+    StoreFloats<kN>(at + places[k] + second, out_hi);
   }
 }
 
@@ -84,15 +106,14 @@ void RotaryCuda(const Context& context, const Tensor& qkv, const Tensor& cosine,
     T* values = PointerOf<T>(qkv);
     const float *c = PointerOf<float>(cosine), *n = PointerOf<float>(sine);
     const auto run = [&]<int kN>(std::integral_constant<int, kN>) {
-      const int64_t columns = std::min<int64_t>((half + kN - 1) / kN, 512);
-      const int64_t passes = (turned * columns + 511) / 512;
-      const int64_t heads = std::clamp<int64_t>((turned + passes - 1) / passes, 1, 512 / columns);
-      const dim3 block(static_cast<unsigned>(columns), static_cast<unsigned>(heads));
-      const auto grid = static_cast<unsigned>(std::min<int64_t>(s * b, INT32_MAX));
+      const TurnedHeads heads{static_cast<uint32_t>(turned), static_cast<uint32_t>(turned / layout.groups),
+                              static_cast<uint32_t>(layout.head_size)};
+      const int64_t threads = s * b * ((half + kN - 1) / kN) * ((turned + 3) / 4), blocks = (threads + 255) / 256;
+      if (blocks > UINT32_MAX / 256) ThrowEngineError("rotary embedding of {} is too large", qkv.shape.ToString());
       const auto launch = [&](auto* kernel) {
-        kernel<<<grid, block, 0, StreamOf(context)>>>(values, c, n, s * b, static_cast<int>(b), static_cast<int>(layout.groups),
-                                                      static_cast<int>(turned), static_cast<int>(layout.head_size),
-                                                      static_cast<int>(half), sign);
+        kernel<<<static_cast<unsigned>(blocks), 256, 0, StreamOf(context)>>>(values, c, n, static_cast<uint32_t>(s * b),
+                                                                             static_cast<uint32_t>(b), layout.width(), heads,
+                                                                             static_cast<int>(half), sign);
       };
       pairs == RotaryPairs::kInterleaved ? launch(&RotaryKernel<T, kN, true>) : launch(&RotaryKernel<T, kN, false>);
     };

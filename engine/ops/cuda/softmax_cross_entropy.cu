@@ -1,5 +1,7 @@
 #include "engine/ops/softmax_cross_entropy.h"
 
+#include <cooperative_groups.h>
+
 #include "engine/ops/cuda/online_softmax.h"
 
 namespace mbridge::cuda {
@@ -93,6 +95,110 @@ __global__ void __launch_bounds__(1024) RowKernel(T* logits, int64_t n, const in
   }
 }
 
+// A cluster of blocks a row, each with `part` vectors of it in shared memory, so that the row is read once and written once and a
+// multiprocessor has blocks of several rows, some of which read while others write. Rows are whole vectors, 16-byte aligned; the
+// last part may be shorter or empty.
+constexpr int kPartThreads = 512;
+template <class T>
+__global__ void __launch_bounds__(kPartThreads, 3)
+    ClusterRowKernel(T* logits, int64_t n, const int32_t* labels, const float* weights, float* losses, int part) {
+  constexpr int kN = kVectorSize<T>, kUnroll = 4;
+  extern __shared__ uint4 cache[];
+  __shared__ float shared[32];
+  __shared__ float2 own;
+  const auto cluster = cooperative_groups::this_cluster();
+  const int rank = static_cast<int>(cluster.block_rank()), ranks = static_cast<int>(cluster.num_blocks());
+  const int64_t row = blockIdx.x / ranks;
+  const int first = rank * part, whole = static_cast<int>(n / kN), count = max(0, min(part, whole - first));
+  T* const z = logits + row * n + int64_t{first} * kN;
+  const uint4* const units = reinterpret_cast<const uint4*>(z);
+  const int label = labels[row] - first * kN;  // Inside of this part, if it is there.
+  const bool has_label = label >= 0 && label < count * kN;
+  const float predicted = has_label ? Widen(z[label]) : 0.0f;
+
+  FastOnlineSoftmax online;
+  for (int base = threadIdx.x; base < count; base += kUnroll * kPartThreads) {
+    Pack<T, kN> loaded[kUnroll];
+#pragma unroll
+    for (int k = 0; k < kUnroll; ++k) {
+      if (base + k * kPartThreads < count) loaded[k].units[0] = units[base + k * kPartThreads];
+    }
+#pragma unroll
+    for (int k = 0; k < kUnroll; ++k) {
+      const int vector = base + k * kPartThreads;
+      if (vector >= count) continue;
+      cache[vector] = loaded[k].units[0];
+      float values[kN];
+      Unpack(loaded[k], values);
+      online.Add(values);
+    }
+  }
+  online.JoinBlock(shared);
+  if (threadIdx.x == 0) own = {online.maximum, online.sum};
+  cluster.sync();
+  // In the order of the parts, the same in every block.
+  FastOnlineSoftmax all;
+  for (int other = 0; other < ranks; ++other) {
+    const float2 state = *cluster.map_shared_rank(&own, other);
+    all.Join(state.x, state.y);
+  }
+  if (has_label && threadIdx.x == 0) losses[row] = logf(all.sum) - (predicted - all.maximum);
+  const float weight = weights[row], inverse = 1.0f / all.sum, factor = inverse * weight;
+  const float scaled = all.maximum * FastOnlineSoftmax::kLog2E;
+  const int label_vector = has_label ? label / kN : -1;
+  for (int vector = threadIdx.x; vector < count; vector += kPartThreads) {
+    Pack<T, kN> kept;
+    kept.units[0] = cache[vector];
+    float values[kN];
+    Unpack(kept, values);
+    if (vector == label_vector) {
+#pragma unroll
+      for (int i = 0; i < kN; ++i) {
+        const float power = FastOnlineSoftmax::Power(values[i], scaled);
+        values[i] = i == label % kN ? (power * inverse - 1.0f) * weight : power * factor;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kN; ++i) values[i] = FastOnlineSoftmax::Power(values[i], scaled) * factor;
+    }
+    StoreFloats<kN>(z + int64_t{vector} * kN, values);
+  }
+  cluster.sync();  // No block leaves while others read its state.
+}
+
+// False where a row does not suit clusters.
+template <class T>
+bool LaunchClusters(const Context& context, const Tensor& logits, const Tensor& labels, const Tensor& weight,
+                    const Tensor& loss) {
+  constexpr int kN = kVectorSize<T>, kLargest = 8;       // Blocks that every Hopper can put together.
+  constexpr int64_t kPartBytes = 76000, kNarrow = 8192;  // Three parts in a multiprocessor.
+  const int64_t n = logits.shape[1], vectors = n / kN;
+  if (n % kN != 0 || n < kNarrow || !AreAligned16(logits.data)) return false;
+  int64_t blocks = 1;
+  while (blocks < kLargest && (vectors + blocks - 1) / blocks * 16 > kPartBytes) blocks *= 2;
+  const int64_t part = (vectors + blocks - 1) / blocks;
+  if (part * 16 > kPartBytes || labels.size() * blocks > INT32_MAX) return false;
+  static const bool raised = [] {
+    MB_CUDA(cudaFuncSetAttribute(&ClusterRowKernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, int{kPartBytes}));
+    return true;
+  }();
+  static_cast<void>(raised);
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(labels.size() * blocks));
+  config.blockDim = dim3(kPartThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(part) * 16;
+  config.stream = StreamOf(context);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  MB_CUDA(cudaLaunchKernelEx(
+      &config, &ClusterRowKernel<T>, PointerOf<T>(logits), n, static_cast<const int32_t*>(PointerOf<int32_t>(labels)),
+      static_cast<const float*>(PointerOf<float>(weight)), PointerOf<float>(loss), static_cast<int>(part)));
+  return true;
+}
+
 // Dynamic shared memory that a block may ask for.
 int64_t SharedLimit() {
   static const int64_t limit = [] {
@@ -135,6 +241,9 @@ void SoftmaxCrossEntropyCuda(const Context& context, const Tensor& logits, const
     if (weight.empty()) {
       Launch<T, false>(context, logits, labels, weight, gradient_precision, loss);
     } else {
+      if constexpr (!std::is_same_v<T, float>) {
+        if (LaunchClusters<T>(context, logits, labels, weight, loss)) return;
+      }
       Launch<T, true>(context, logits, labels, weight, gradient_precision, loss);
     }
   });

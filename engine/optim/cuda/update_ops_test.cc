@@ -37,7 +37,7 @@ template <class T> std::vector<T> HostCopy(const Tensor& tensor) {
   return values;
 }
 
-TEST(UpdateOpsCuda, SumsMatchTheCpuTwins) {
+TEST(UpdateOpsCudaSmall, SumsMatchTheCpuTwins) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   const GpuPieces pieces;
@@ -68,7 +68,7 @@ TEST(UpdateOpsCuda, SumsMatchTheCpuTwins) {
   EXPECT_EQ(HostCopy<int64_t>(gpu_zeros)[0], zeros);
 }
 
-TEST(UpdateOpsCuda, TheUpdateEqualsTheCpuTwin) {
+TEST(UpdateOpsCudaSmall, TheUpdateEqualsTheCpuTwin) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   const GpuPieces pieces;
@@ -99,7 +99,7 @@ TEST(UpdateOpsCuda, TheUpdateEqualsTheCpuTwin) {
   }
 }
 
-TEST(UpdateOpsCuda, NarrowStateEqualsTheCpuTwin) {
+TEST(UpdateOpsCudaSmall, NarrowStateEqualsTheCpuTwin) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   const GpuPieces pieces;

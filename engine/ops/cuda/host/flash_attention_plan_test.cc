@@ -42,13 +42,34 @@ TEST_F(FlashAttentionPlan, EveryVariantHasAnEngineAndFitsTheWorkspace) {
   struct Case {
     int64_t s, b, heads, groups, d, window;
     bool deterministic;
+    int64_t value_size = 0, sequences = 0;
+    double dropout = 0.0;
   };
-  for (const Case& c :
-       {Case{8192, 1, 32, 8, 64, 0, false}, Case{8192, 1, 32, 8, 128, 0, false}, Case{8192, 1, 64, 8, 128, 0, false},
-        Case{1024, 64, 12, 12, 64, 0, false}, Case{512, 4, 4, 4, 64, 0, true}, Case{1000, 2, 4, 2, 96, 0, false},
-        Case{4096, 2, 8, 2, 192, 0, false}, Case{2048, 1, 8, 4, 256, 0, false}, Case{4096, 1, 8, 2, 128, 1024, false},
-        Case{257, 2, 4, 2, 64, 64, false}, Case{512, 1, 8, 2, 64, 0, true}, Case{2, 1, 2, 2, 64, 0, false},
-        Case{2, 1, 2, 2, 64, 0, true}}) {
+  for (const Case& c : {Case{8192, 1, 32, 8, 64, 0, false},
+                        Case{8192, 1, 32, 8, 128, 0, false},
+                        Case{8192, 1, 64, 8, 128, 0, false},
+                        Case{1024, 64, 12, 12, 64, 0, false},
+                        Case{512, 4, 4, 4, 64, 0, true},
+                        Case{1000, 2, 4, 2, 96, 0, false},
+                        Case{4096, 2, 8, 2, 192, 0, false},
+                        Case{2048, 1, 8, 4, 256, 0, false},
+                        Case{4096, 1, 8, 2, 128, 1024, false},
+                        Case{257, 2, 4, 2, 64, 64, false},
+                        Case{512, 1, 8, 2, 64, 0, true},
+                        Case{2, 1, 2, 2, 64, 0, false},
+                        Case{2, 1, 2, 2, 64, 0, true},
+                        Case{4096, 1, 16, 16, 192, 0, false, 128},
+                        Case{300, 2, 4, 4, 192, 0, false, 128},
+                        Case{4096, 1, 32, 8, 64, 0, false, 0, 0, 0.1},
+                        Case{512, 4, 4, 4, 64, 0, false, 0, 0, 0.1},
+                        Case{8192, 1, 32, 8, 128, 0, false, 0, 16},
+                        Case{8192, 1, 32, 8, 64, 0, false, 0, 64},
+                        Case{1000, 2, 4, 4, 128, 0, false, 0, 3},
+                        Case{4096, 1, 8, 2, 128, 1024, false, 0, 8},
+                        Case{4096, 1, 16, 16, 192, 0, false, 128, 8},
+                        Case{2048, 1, 8, 2, 256, 0, false, 0, 4},
+                        Case{2048, 1, 8, 2, 96, 0, false, 0, 4},
+                        Case{2048, 1, 8, 2, 64, 0, false, 0, 4, 0.1}}) {
     const FlashAttentionOptions options{.seq_length = c.s,
                                         .batch = c.b,
                                         .heads = c.heads,
@@ -56,11 +77,16 @@ TEST_F(FlashAttentionPlan, EveryVariantHasAnEngineAndFitsTheWorkspace) {
                                         .head_size = c.d,
                                         .scale = 0.125f,
                                         .window = c.window,
-                                        .deterministic = c.deterministic};
+                                        .deterministic = c.deterministic,
+                                        .value_size = c.value_size,
+                                        .sequences = c.sequences,
+                                        .dropout = c.dropout};
     for (const DType dtype : {DType::kBF16, DType::kF16}) {
       for (const bool backward : {false, true}) {
-        SCOPED_TRACE(fmt::format("s {} b {} heads {} groups {} d {} window {} deterministic {} {} {}", c.s, c.b, c.heads,
-                                 c.groups, c.d, c.window, c.deterministic, NameOf(dtype), backward ? "backward" : "forward"));
+        SCOPED_TRACE(
+            fmt::format("s {} b {} heads {} groups {} d {} values {} window {} deterministic {} sequences {} dropout {} {} {}",
+                        c.s, c.b, c.heads, c.groups, c.d, c.value_size, c.window, c.deterministic, c.sequences, c.dropout,
+                        NameOf(dtype), backward ? "backward" : "forward"));
         EXPECT_NO_THROW(FlashAttentionGraph::CheckOnDescribedGpu(options, dtype, backward, kH200));
       }
     }
