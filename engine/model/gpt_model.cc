@@ -195,7 +195,8 @@ struct GptModel::Impl {
     }
     if (c.qk_layernorm && !c.multi_latent_attention) {
       const bool whole = c.qk_norm_over_projection;
-      const Split of_heads{.partial_gradient = true};  // Each rank has some of the heads.
+      // Each rank has some of the heads: of the gammas, or of the rows of one gamma's gradient.
+      const Split of_heads = whole ? Split{.axis = 0} : Split{.partial_gradient = true};
       p->query_gamma =
           Declare(store, prefix + "self_attention.q_layernorm.weight", {whole ? q : c.kv_channels}, GammaRule(), of_heads);
       p->key_gamma =
@@ -387,11 +388,6 @@ GptModel::GptModel(const GptConfig& config, Communicator* tensor_parallel, const
   impl_->tensor_parallel.group = tensor_parallel;
   const int ranks = impl_->tensor_parallel.size();
   impl_->tensor_parallel.sequence_parallel = config.sequence_parallel && ranks > 1;
-  if (config.qk_norm_over_projection && ranks > 1) {
-    throw EngineError(
-        v1::REASON_UNSUPPORTED_MODEL,
-        fmt::format("model.tensor_model_parallel_size is {}: query-key norms over a whole projection need 1", ranks));
-  }
   impl_->share = ShareOf(config, ranks);
   const bool narrow = context.device != DeviceType::kCpu || (config.dtype == DType::kBF16 && NativeBF16Products());
   impl_->storage = narrow ? config.dtype : DType::kF32;

@@ -31,11 +31,6 @@ Tensor WholeOf(const Step& step, const Tensor& stream) {
 }  // namespace
 
 GptConfig ShareOf(const GptConfig& config, int size) {
-  const auto whole_only = [size](bool present, const char* what) {
-    if (size == 1 || !present) return;
-    throw EngineError(v1::REASON_UNSUPPORTED_MODEL, fmt::format("model.tensor_model_parallel_size is {}: 1 with {}", size, what));
-  };
-  whole_only(config.qk_norm_over_projection, "query-key norms over the whole projection");
   GptConfig share = config;
   if (CountLayers(config, HasAttention) > 0) {
     share.num_attention_heads = Divided("model.num_attention_heads", config.num_attention_heads, size);

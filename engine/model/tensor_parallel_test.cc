@@ -269,6 +269,12 @@ TEST_P(TensorParallelModel, QwenEqualsOneRank) { ExpectEqualsOneRank(Qwen(), 1e-
 
 TEST_P(TensorParallelModel, HybridEqualsOneRank) { ExpectEqualsOneRank(Hybrid(), 1e-6, 2e-5); }
 
+TEST_P(TensorParallelModel, NormsOverProjectionsEqualOneRank) {
+  GptConfig config = Qwen();
+  config.qk_norm_over_projection = true;
+  ExpectEqualsOneRank(config, 1e-6, 1e-5);
+}
+
 TEST_P(TensorParallelModel, GemmaEqualsOneRank) { ExpectEqualsOneRank(Gemma(), 1e-6, 1e-5); }
 
 TEST_P(TensorParallelModel, ExpertsEqualOneRank) { ExpectEqualsOneRank(Experts(), 1e-6, 2e-5); }

@@ -64,10 +64,17 @@ AttentionOptions CoreOptions(const Step& step, const LayerParameters& p, const W
   return options;
 }
 
-QkNormOptions QkNormOptionsOf(const Step& step) {
+// fill(sums) gives this rank's sums where a norm spans what several ranks hold.
+template <class Fill> QkNormOptions QkNormOptionsOf(const Step& step, const LayerRecord& r, Fill&& fill) {
   const GptConfig& c = *step.config;
   const QkNormScope scope = c.qk_norm_over_projection ? QkNormScope::kProjection : QkNormScope::kHead;
-  return {.layout = LayoutOf(c), .scope = scope, .norm = NormOptionsOf(step)};
+  QkNormOptions options{.layout = LayoutOf(c), .scope = scope, .norm = NormOptionsOf(step)};
+  if (r.qk_sums.empty()) return options;
+  fill(options);
+  SumOverRanks(step, r.qk_sums);
+  options.sums = r.qk_sums;
+  options.ranks = step.tensor_parallel.size();
+  return options;
 }
 
 // Turns the queries and keys of a layer, or gradients back.
@@ -97,8 +104,9 @@ void ScaleGate(const Step& step, const Tensor& x) {
 // record->qkv from record->projected.
 void PrepareHeads(const Step& step, const LayerParameters& p, const Weights& weights, const LayerRecord& r) {
   if (step.config->qk_layernorm) {
-    QkNormForward(step.context, r.projected, weights.value(p.query_gamma), weights.value(p.key_gamma), QkNormOptionsOf(step),
-                  r.qkv, r.qk_rstd);
+    const QkNormOptions options =
+        QkNormOptionsOf(step, r, [&](const QkNormOptions& own) { QkNormSquares(step.context, r.projected, own, r.qk_sums); });
+    QkNormForward(step.context, r.projected, weights.value(p.query_gamma), weights.value(p.key_gamma), options, r.qkv, r.qk_rstd);
   }
   ScaleBy(step, step.config->attention_in_multiplier, r.qkv);
   Turn(step, p.layer, r.qkv, RotaryDirection::kForward);
@@ -110,8 +118,12 @@ void PrepareHeadsBackward(const Step& step, const LayerParameters& p, const Weig
   Turn(step, p.layer, d_qkv, RotaryDirection::kBackward);
   ScaleBy(step, step.config->attention_in_multiplier, d_qkv);
   if (step.config->qk_layernorm) {
-    QkNormBackward(step.context, d_qkv, r.projected, weights.value(p.query_gamma), weights.value(p.key_gamma), r.qk_rstd,
-                   QkNormOptionsOf(step), weights.main_grad(p.query_gamma), weights.main_grad(p.key_gamma));
+    const Tensor &query_gamma = weights.value(p.query_gamma), &key_gamma = weights.value(p.key_gamma);
+    const QkNormOptions options = QkNormOptionsOf(step, r, [&](const QkNormOptions& own) {
+      QkNormDots(step.context, d_qkv, r.projected, query_gamma, key_gamma, r.qk_rstd, own, r.qk_sums);
+    });
+    QkNormBackward(step.context, d_qkv, r.projected, query_gamma, key_gamma, r.qk_rstd, options, weights.main_grad(p.query_gamma),
+                   weights.main_grad(p.key_gamma));
   }
 }
 
@@ -428,6 +440,7 @@ LayerRecord LayerRecord::Allocate(Arena* arena, const Step& step, int64_t layer)
       const int64_t norms = c.qk_norm_over_projection ? 2 : c.num_attention_heads + c.num_query_groups;
       r.projected = activation(LayoutOf(c).width());
       r.qk_rstd = arena->Allocate(DType::kF32, {s * b, norms});
+      if (c.qk_norm_over_projection && step.tensor_parallel.size() > 1) r.qk_sums = arena->Allocate(DType::kF32, {s * b, 2});
     }
     r.attention_keep = mask(c.attention_dropout > 0.0, scores);
     r.attention = CoreAttentionRecord::Allocate(arena, step, AttentionOptionsOf(step, layer));

@@ -37,6 +37,7 @@ struct LayerRecord {
   Tensor normed_input;    // h; empty without pre_layernorm.
   Tensor projected;       // Output of linear_qkv: heads' queries, keys, values.
   Tensor qk_rstd;         // F32 [rows, heads + groups] (or [rows, 2]), with qk_layernorm.
+  Tensor qk_sums;         // F32 [rows, 2], scratch of norms over projections that are split over ranks.
   Tensor qkv;             // What attention reads: normalised and turned; without qk_layernorm the memory of `projected`.
   Tensor attention_keep;  // U8 [b, heads, s, s].
   CoreAttentionRecord attention;

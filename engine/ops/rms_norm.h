@@ -31,7 +31,19 @@ struct QkNormOptions {
   QkvLayout layout;
   QkNormScope scope = QkNormScope::kHead;
   NormOptions norm;
+  // A projection split over `ranks` of which this one has `layout`: F32 [rows, 2], queries first, the sums over all of them of
+  // QkNormSquares or QkNormDots. Empty: the projection is whole.
+  Tensor sums = {};
+  int64_t ranks = 1;
 };
+
+// For kProjection: sums [rows, 2] F32 of the squares of a token's queries, and of its keys.
+extern Op<void(const Context&, const Tensor& qkv, const QkNormOptions& options, const Tensor& sums)> QkNormSquares;
+
+// For kProjection: sums [rows, 2] F32 of t n (as in RmsNormBackward) over a token's queries, and over its keys.
+extern Op<void(const Context&, const Tensor& gradient, const Tensor& qkv, const Tensor& query_gamma, const Tensor& key_gamma,
+               const Tensor& rstd, const QkNormOptions& options, const Tensor& sums)>
+    QkNormDots;
 
 // Query-key normalisation of qkv [rows, layout.width()] as RmsNormForward does it; values are copied. rstd F32. y must not be
 // qkv.

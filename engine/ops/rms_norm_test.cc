@@ -128,6 +128,73 @@ void CheckQkNorm(const Kind& kind, QkNormScope scope, float offset) {
   test::ExpectNear(k_grad.ToValues(), Accumulated(k_slope, kind.precision, 0.0), kind.epsilon(), 2 * kind.epsilon());
 }
 
+// The columns of group `group` of kLayout, which is what a rank of two holds.
+Values GroupOf(const Values& rows, int64_t group, int64_t group_width) {
+  Values part;
+  const auto width = static_cast<int64_t>(2 * group_width);
+  for (size_t begin = 0; begin < rows.size(); begin += width) {
+    const auto from = rows.begin() + begin + group * group_width;
+    part.insert(part.end(), from, from + group_width);
+  }
+  return part;
+}
+
+TEST(QkNormTest, ProjectionSplitOverTwoRanks) {
+  const int64_t d = kLayout.head_size, width = kLayout.width();
+  const QkvLayout half{2, 1, d};
+  const NormOptions norm{kEpsilon, 0.0f, DType::kF32};
+  const auto random = [](int64_t count, uint32_t seed) { return test::RandomValues(count, seed, 1.5, DType::kF32); };
+  const Values x = random(kRows * width, 1), dy = random(kRows * width, 2), query = random(4 * d, 3), key = random(2 * d, 4);
+  const Owned whole_x(DType::kF32, {kRows, width}, x), q(DType::kF32, {4 * d}, query), k(DType::kF32, {2 * d}, key);
+  const Owned y(DType::kF32, {kRows, width}), rstd(DType::kF32, {kRows, 2}), gradient(DType::kF32, {kRows, width}, dy);
+  const Owned q_grad(DType::kF32, {4 * d}), k_grad(DType::kF32, {2 * d});
+  const QkNormOptions whole{kLayout, QkNormScope::kProjection, norm};
+  QkNormForward({}, whole_x, q, k, whole, y, rstd);
+  QkNormBackward({}, gradient, whole_x, q, k, rstd, whole, q_grad, k_grad);
+
+  const auto owned = [](const Shape& shape, const Values& values = {}) {
+    return values.empty() ? Owned(DType::kF32, shape) : Owned(DType::kF32, shape, values);
+  };
+  const Owned sums = owned({kRows, 2});
+  const auto add = [&](const Owned& part) {
+    for (int64_t i = 0; i < 2 * kRows; ++i) sums.tensor().as<float>()[i] += part.tensor().as<float>()[i];
+  };
+  const QkNormOptions options{half, QkNormScope::kProjection, norm, sums, 2};
+  std::vector<Owned> xs, qs, ks, ys, rstds, gradients, q_grads, k_grads;
+  for (int64_t rank = 0; rank < 2; ++rank) {
+    xs.push_back(owned({kRows, width / 2}, GroupOf(x, rank, width / 2)));
+    gradients.push_back(owned({kRows, width / 2}, GroupOf(dy, rank, width / 2)));
+    qs.push_back(owned({2 * d}, Values(query.begin() + rank * 2 * d, query.begin() + (rank + 1) * 2 * d)));
+    ks.push_back(owned({d}, Values(key.begin() + rank * d, key.begin() + (rank + 1) * d)));
+    ys.push_back(owned({kRows, width / 2}));
+    rstds.push_back(owned({kRows, 2}));
+    q_grads.push_back(owned({2 * d}));
+    k_grads.push_back(owned({d}));
+    const Owned part = owned({kRows, 2});
+    QkNormSquares({}, xs.back(), options, part);
+    add(part);
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    QkNormForward({}, xs[rank], qs[rank], ks[rank], options, ys[rank], rstds[rank]);
+    test::ExpectNear(ys[rank].ToValues(), GroupOf(y.ToValues(), rank, width / 2), 1e-6, 1e-6);
+  }
+  std::fill_n(sums.tensor().as<float>(), 2 * kRows, 0.0f);
+  for (int rank = 0; rank < 2; ++rank) {
+    const Owned part = owned({kRows, 2});
+    QkNormDots({}, gradients[rank], xs[rank], qs[rank], ks[rank], rstds[rank], options, part);
+    add(part);
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    QkNormBackward({}, gradients[rank], xs[rank], qs[rank], ks[rank], rstds[rank], options, q_grads[rank], k_grads[rank]);
+    test::ExpectNear(gradients[rank].ToValues(), GroupOf(gradient.ToValues(), rank, width / 2), 1e-5, 1e-6);
+    const Values own_q = q_grad.ToValues(), own_k = k_grad.ToValues();
+    test::ExpectNear(q_grads[rank].ToValues(), Values(own_q.begin() + rank * 2 * d, own_q.begin() + (rank + 1) * 2 * d), 1e-5,
+                     1e-6);
+    test::ExpectNear(k_grads[rank].ToValues(), Values(own_k.begin() + rank * d, own_k.begin() + (rank + 1) * d), 1e-5, 1e-6);
+  }
+  EXPECT_THROW(QkNormSquares({}, whole_x, {kLayout, QkNormScope::kHead, norm}, sums), EngineError);
+}
+
 TEST(QkNormTest, ForwardAndBackward) {
   for (const Kind& kind : test::kKinds) {
     for (QkNormScope scope : {QkNormScope::kHead, QkNormScope::kProjection}) {

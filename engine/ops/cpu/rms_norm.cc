@@ -10,8 +10,7 @@ namespace {
 
 // A normalised vector: `count` slices of d elements, slice i at column_of(i) of its row; gamma is contiguous.
 template <class P, class ColumnOf>
-float ForwardSlices(const typename P::Storage* x, const typename P::Storage* gamma, int64_t count, int64_t d, ColumnOf column_of,
-                    const NormOptions& o, typename P::Storage* y) {
+float SquaresOfSlices(const typename P::Storage* x, int64_t count, int64_t d, ColumnOf column_of) {
   float squares = 0.0f;
   for (int64_t i = 0; i < count; ++i) {
     const auto* in = x + column_of(i);
@@ -20,7 +19,14 @@ float ForwardSlices(const typename P::Storage* x, const typename P::Storage* gam
     for (int64_t j = 0; j < d; ++j) sum += P::Load(in[j]) * P::Load(in[j]);
     squares += sum;
   }
-  const float r = 1.0f / std::sqrt(squares / static_cast<float>(count * d) + o.epsilon), offset = o.gamma_offset;
+  return squares;
+}
+
+// The vector is `ranks` times as long as the slices; `squares` is of all of it.
+template <class P, class ColumnOf>
+float ForwardSlices(const typename P::Storage* x, const typename P::Storage* gamma, int64_t count, int64_t d, ColumnOf column_of,
+                    float squares, int64_t ranks, const NormOptions& o, typename P::Storage* y) {
+  const float r = 1.0f / std::sqrt(squares / static_cast<float>(count * d * ranks) + o.epsilon), offset = o.gamma_offset;
   for (int64_t i = 0; i < count; ++i) {
     const auto *in = x + column_of(i), *g = gamma + i * d;
     auto* out = y + column_of(i);
@@ -30,11 +36,9 @@ float ForwardSlices(const typename P::Storage* x, const typename P::Storage* gam
   return r;
 }
 
-// residual may be null; dx may be dy or residual.
 template <class P, class ColumnOf>
-void BackwardSlices(const typename P::Storage* dy, const typename P::Storage* x, const typename P::Storage* gamma, float offset,
-                    float r, const typename P::Storage* residual, int64_t count, int64_t d, ColumnOf column_of,
-                    typename P::Storage* dx) {
+float DotOfSlices(const typename P::Storage* dy, const typename P::Storage* x, const typename P::Storage* gamma, float offset,
+                  float r, int64_t count, int64_t d, ColumnOf column_of) {
   float dot = 0.0f;
   for (int64_t i = 0; i < count; ++i) {
     const auto *grad = dy + column_of(i), *in = x + column_of(i), *g = gamma + i * d;
@@ -43,7 +47,14 @@ void BackwardSlices(const typename P::Storage* dy, const typename P::Storage* x,
     for (int64_t j = 0; j < d; ++j) sum += P::Load(grad[j]) * (P::Load(g[j]) + offset) * (P::Load(in[j]) * r);
     dot += sum;
   }
-  const float mean_dot = dot / static_cast<float>(count * d);
+  return dot;
+}
+
+// residual may be null; dx may be dy or residual.
+template <class P, class ColumnOf>
+void BackwardSlices(const typename P::Storage* dy, const typename P::Storage* x, const typename P::Storage* gamma, float offset,
+                    float r, const typename P::Storage* residual, int64_t count, int64_t d, ColumnOf column_of, float mean_dot,
+                    typename P::Storage* dx) {
   for (int64_t i = 0; i < count; ++i) {
     const auto *grad = dy + column_of(i), *in = x + column_of(i), *g = gamma + i * d;
     auto* out = dx + column_of(i);
@@ -95,7 +106,10 @@ void ForwardCpu(const Context&, const Tensor& x, const Tensor& gamma, const Norm
     T* out = y.as<T>();
     float* rstds = rstd.as<float>();
 #pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < rows; ++i) rstds[i] = ForwardSlices<P>(in + i * h, scale, 1, h, AtRowBegin, options, out + i * h);
+    for (int64_t i = 0; i < rows; ++i) {
+      const float squares = SquaresOfSlices<P>(in + i * h, 1, h, AtRowBegin);
+      rstds[i] = ForwardSlices<P>(in + i * h, scale, 1, h, AtRowBegin, squares, 1, options, out + i * h);
+    }
   });
 }
 
@@ -113,8 +127,10 @@ void BackwardCpu(const Context&, const Tensor& dy, const Tensor& x, const Tensor
     T* out = dx.as<T>();
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < rows; ++i) {
+      const float dot = DotOfSlices<P>(g + i * h, in + i * h, scale, options.gamma_offset, rstds[i], 1, h, AtRowBegin);
       BackwardSlices<P>(g + i * h, in + i * h, scale, options.gamma_offset, rstds[i],
-                        residual == nullptr ? nullptr : residual + i * h, 1, h, AtRowBegin, out + i * h);
+                        residual == nullptr ? nullptr : residual + i * h, 1, h, AtRowBegin, dot / static_cast<float>(h),
+                        out + i * h);
     }
   });
 }
@@ -158,7 +174,10 @@ void QkForwardCpu(const Context&, const Tensor& qkv, const Tensor& query_gamma, 
       const T* row = in + i * width;
       T* to = out + i * width;
       spans.ForEach([&](int64_t place, int64_t count, auto column_of, bool is_key) {
-        rstds[i * spans.count() + place] = ForwardSlices<P>(row, is_key ? k : q, count, d, column_of, options.norm, to);
+        const float squares =
+            options.sums.empty() ? SquaresOfSlices<P>(row, count, d, column_of) : options.sums.as<float>()[2 * i + place];
+        rstds[i * spans.count() + place] =
+            ForwardSlices<P>(row, is_key ? k : q, count, d, column_of, squares, options.ranks, options.norm, to);
       });
       for (int64_t group = 0; group < layout.groups; ++group)
         std::copy_n(row + layout.value_column(group), d, to + layout.value_column(group));
@@ -194,7 +213,7 @@ void AddQkGammaGradients(const typename P::Storage* grad, const typename P::Stor
 void QkBackwardCpu(const Context&, const Tensor& gradient, const Tensor& qkv, const Tensor& query_gamma, const Tensor& key_gamma,
                    const Tensor& rstd, const QkNormOptions& options, const Tensor& query_gamma_grad,
                    const Tensor& key_gamma_grad) {
-  const int64_t width = options.layout.width(), rows = qkv.size() / width;
+  const int64_t width = options.layout.width(), rows = qkv.size() / width, d = options.layout.head_size;
   const Spans spans{options};
   cpu::WithPrecision(qkv.dtype, options.norm.precision, [&]<class P>(P) {
     using T = typename P::Storage;
@@ -206,8 +225,52 @@ void QkBackwardCpu(const Context&, const Tensor& gradient, const Tensor& qkv, co
     for (int64_t i = 0; i < rows; ++i) {
       T* place_in_grad = grad + i * width;
       spans.ForEach([&](int64_t place, int64_t count, auto column_of, bool is_key) {
-        BackwardSlices<P>(place_in_grad, in + i * width, is_key ? k : q, options.norm.gamma_offset,
-                          rstds[i * spans.count() + place], nullptr, count, options.layout.head_size, column_of, place_in_grad);
+        const T* gamma = is_key ? k : q;
+        const float r = rstds[i * spans.count() + place], offset = options.norm.gamma_offset;
+        const float dot = options.sums.empty()
+                              ? DotOfSlices<P>(place_in_grad, in + i * width, gamma, offset, r, count, d, column_of)
+                              : options.sums.as<float>()[2 * i + place];
+        BackwardSlices<P>(place_in_grad, in + i * width, gamma, offset, r, nullptr, count, d, column_of,
+                          dot / static_cast<float>(count * d * options.ranks), place_in_grad);
+      });
+    }
+  });
+}
+
+void CheckSums(const QkNormOptions& options, int64_t rows, const Tensor& sums) {
+  if (options.scope == QkNormScope::kProjection && sums.size() == 2 * rows) return;
+  ThrowEngineError("sums {} of {} rows of whole projections", sums.shape.ToString(), rows);
+}
+
+void QkSquaresCpu(const Context&, const Tensor& qkv, const QkNormOptions& options, const Tensor& sums) {
+  const int64_t width = options.layout.width(), rows = qkv.size() / width;
+  CheckSums(options, rows, sums);
+  const Spans spans{options};
+  cpu::WithPrecision(qkv.dtype, options.norm.precision, [&]<class P>(P) {
+    const auto* in = qkv.as<typename P::Storage>();
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < rows; ++i) {
+      spans.ForEach([&](int64_t place, int64_t count, auto column_of, bool) {
+        sums.as<float>()[2 * i + place] = SquaresOfSlices<P>(in + i * width, count, options.layout.head_size, column_of);
+      });
+    }
+  });
+}
+
+void QkDotsCpu(const Context&, const Tensor& gradient, const Tensor& qkv, const Tensor& query_gamma, const Tensor& key_gamma,
+               const Tensor& rstd, const QkNormOptions& options, const Tensor& sums) {
+  const int64_t width = options.layout.width(), rows = qkv.size() / width;
+  CheckSums(options, rows, sums);
+  const Spans spans{options};
+  cpu::WithPrecision(qkv.dtype, options.norm.precision, [&]<class P>(P) {
+    using T = typename P::Storage;
+    const T *grad = gradient.as<T>(), *in = qkv.as<T>(), *q = query_gamma.as<T>(), *k = key_gamma.as<T>();
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < rows; ++i) {
+      spans.ForEach([&](int64_t place, int64_t count, auto column_of, bool is_key) {
+        sums.as<float>()[2 * i + place] =
+            DotOfSlices<P>(grad + i * width, in + i * width, is_key ? k : q, options.norm.gamma_offset,
+                           rstd.as<float>()[2 * i + place], count, options.layout.head_size, column_of);
       });
     }
   });
@@ -225,5 +288,9 @@ Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, const QkNor
 Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const QkNormOptions&,
         const Tensor&, const Tensor&)>
     QkNormBackward{&QkBackwardCpu};
+Op<void(const Context&, const Tensor&, const QkNormOptions&, const Tensor&)> QkNormSquares{&QkSquaresCpu};
+Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const QkNormOptions&,
+        const Tensor&)>
+    QkNormDots{&QkDotsCpu};
 
 }  // namespace mbridge

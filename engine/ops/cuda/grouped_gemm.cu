@@ -140,7 +140,7 @@ template <bool kFlat> struct OperandTile {
   }
 };
 
-template <Product kProduct, class T> __global__ void __launch_bounds__(256) TensorCoreKernel(const Problem<T> p) {
+template <Product kProduct, class T> __global__ void __launch_bounds__(256, 2) TensorCoreKernel(const Problem<T> p) {
   extern __shared__ __align__(128) unsigned char shared[];
   const Tile tile = FindTile<kProduct, kTile, kTile>(p);
   if (tile.expert < 0) return;

@@ -190,6 +190,40 @@ TEST(QkNormCudaSmall, MatchesTheCpuTwin) {
   }
 }
 
+TEST(QkNormCuda, SmallSumsOfSplitProjectionsNearTheCpuTwin) {
+  MB_NEEDS_GPU();
+  const Gpu gpu;
+  for (const DType dtype : kGpuTypes) {
+    for (const QkvLayout& layout : {QkvLayout{4, 2, 6}, QkvLayout{8, 2, 64}}) {
+      constexpr int64_t kRows = 5;
+      const int64_t d = layout.head_size, width = layout.width();
+      QkNormOptions options{layout, QkNormScope::kProjection, OptionsFor(dtype)};
+      options.ranks = 2;
+      QkNormOptions gpu_options = options;
+      const Twin qkv(dtype, {kRows, width}, 1), q(dtype, {layout.heads * d}, 2), k(dtype, {layout.groups * d}, 3);
+      const Twin gradient(dtype, {kRows, width}, 4), rstd(DType::kF32, {kRows, 2}, 5);
+      const Owned sums(DType::kF32, {kRows, 2}), y(DType::kF32, {kRows, width}), own_rstd(DType::kF32, {kRows, 2});
+      const OnGpu gpu_sums(DType::kF32, {kRows, 2}), gpu_y(dtype, {kRows, width}), gpu_rstd(DType::kF32, {kRows, 2});
+      QkNormSquares.cpu({}, qkv.cpu, options, sums);
+      QkNormSquares(gpu, qkv.gpu, options, gpu_sums);
+      ExpectNear(gpu_sums.ToValues(), sums.ToValues(), 1e-5, 0);
+      options.sums = sums, gpu_options.sums = gpu_sums;
+      QkNormForward.cpu({}, qkv.cpu, q.cpu, k.cpu, options, y, own_rstd);
+      QkNormForward(gpu, qkv.gpu, q.gpu, k.gpu, gpu_options, gpu_y, gpu_rstd);
+      ExpectNear(gpu_rstd.ToValues(), own_rstd.ToValues(), 1e-5, 0);
+      ExpectWithinAStep(gpu_y.ToValues(), y.ToValues(), dtype, 1e-6);
+      QkNormDots.cpu({}, gradient.cpu, qkv.cpu, q.cpu, k.cpu, rstd.cpu, options, sums);
+      QkNormDots(gpu, gradient.gpu, qkv.gpu, q.gpu, k.gpu, rstd.gpu, gpu_options, gpu_sums);
+      ExpectNear(gpu_sums.ToValues(), sums.ToValues(), 1e-5, 1e-4);
+      const Twin query_grad(DType::kF32, {layout.heads * d}, 6), key_grad(DType::kF32, {layout.groups * d}, 7);
+      QkNormBackward.cpu({}, gradient.cpu, qkv.cpu, q.cpu, k.cpu, rstd.cpu, options, query_grad.cpu, key_grad.cpu);
+      QkNormBackward(gpu, gradient.gpu, qkv.gpu, q.gpu, k.gpu, rstd.gpu, gpu_options, query_grad.gpu, key_grad.gpu);
+      ExpectWithinAStep(gradient.gpu.ToValues(), gradient.cpu.ToValues(), dtype, StepOf(dtype));
+      EXPECT_THROW(QkNormSquares(gpu, qkv.gpu, {layout, QkNormScope::kHead, OptionsFor(dtype)}, gpu_sums), EngineError);
+    }
+  }
+}
+
 TEST(GradientSumsCudaSmall, AddGradientEqualsTheCpuTwin) {
   MB_NEEDS_GPU();
   const Gpu gpu;

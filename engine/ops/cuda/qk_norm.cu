@@ -174,20 +174,68 @@ __device__ __forceinline__ int64_t PlaceOf(const Heads& heads, int64_t row, bool
   return row * heads.positions() * heads.size + ColumnOf(heads, is_key, i / heads.size) + i % heads.size;
 }
 
+// The length of a token's queries or keys, and their sums over the block's threads.
+__device__ __forceinline__ int LengthOf(const Heads& heads, bool is_key) {
+  return heads.groups * (is_key ? 1 : heads.per_group) * heads.size;
+}
+template <class T>
+__device__ __forceinline__ float SquaresOf(const T* qkv, const Heads& heads, int64_t row, bool is_key, float* shared) {
+  float squares = 0.0f;
+  for (int i = threadIdx.x; i < LengthOf(heads, is_key); i += blockDim.x) {
+    const float value = Widen(qkv[PlaceOf(heads, row, is_key, i)]);
+    squares += value * value;
+  }
+  return BlockSum(squares, shared);
+}
+template <class T>
+__device__ __forceinline__ float DotOf(const T* gradient, const T* qkv, const T* gamma, float rstd, const Heads& heads,
+                                       int64_t row, bool is_key, float* shared) {
+  float dot = 0.0f;
+  for (int i = threadIdx.x; i < LengthOf(heads, is_key); i += blockDim.x) {
+    const int64_t at = PlaceOf(heads, row, is_key, i);
+    dot += Widen(gradient[at]) * (Widen(gamma[i]) + heads.gamma_offset) * (Widen(qkv[at]) * rstd);
+  }
+  return BlockSum(dot, shared);
+}
+
+// QkNormOptions' sums [rows, 2] over all ranks, or null.
+struct Sums {
+  const float* of_all;
+  int ranks;
+};
+
+template <class T> __global__ void __launch_bounds__(256) ProjectionSquaresKernel(const T* qkv, const Heads heads, float* sums) {
+  __shared__ float shared[32];
+  const int64_t row = blockIdx.x;
+  for (int kind = 0; kind < 2; ++kind) {
+    const float sum = SquaresOf(qkv, heads, row, kind == 1, shared);
+    if (threadIdx.x == 0) sums[2 * row + kind] = sum;
+  }
+}
+
 template <class T>
 __global__ void __launch_bounds__(256)
-    ProjectionForwardKernel(const T* qkv, const T* query_gamma, const T* key_gamma, const Heads heads, T* y, float* rstds) {
+    ProjectionDotsKernel(const T* gradient, const T* qkv, const T* query_gamma, const T* key_gamma, const Heads heads,
+                         const float* rstds, float* sums) {
+  __shared__ float shared[32];
+  const int64_t row = blockIdx.x;
+  for (int kind = 0; kind < 2; ++kind) {
+    const float sum =
+        DotOf(gradient, qkv, kind == 1 ? key_gamma : query_gamma, rstds[2 * row + kind], heads, row, kind == 1, shared);
+    if (threadIdx.x == 0) sums[2 * row + kind] = sum;
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(256) ProjectionForwardKernel(const T* qkv, const T* query_gamma, const T* key_gamma,
+                                                               const Heads heads, const Sums sums, T* y, float* rstds) {
   __shared__ float shared[32];
   const int64_t row = blockIdx.x;
   for (int kind = 0; kind < 2; ++kind) {
     const bool is_key = kind == 1;
-    const int n = heads.groups * (is_key ? 1 : heads.per_group) * heads.size;
-    float squares = 0.0f;
-    for (int i = threadIdx.x; i < n; i += blockDim.x) {
-      const float value = Widen(qkv[PlaceOf(heads, row, is_key, i)]);
-      squares += value * value;
-    }
-    const float rstd = 1.0f / sqrtf(BlockSum(squares, shared) / static_cast<float>(n) + heads.epsilon);
+    const int n = LengthOf(heads, is_key);
+    const float squares = sums.of_all != nullptr ? sums.of_all[2 * row + kind] : SquaresOf(qkv, heads, row, is_key, shared);
+    const float rstd = 1.0f / sqrtf(squares / static_cast<float>(n * sums.ranks) + heads.epsilon);
     const T* gamma = is_key ? key_gamma : query_gamma;
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
       const int64_t at = PlaceOf(heads, row, is_key, i);
@@ -202,21 +250,19 @@ __global__ void __launch_bounds__(256)
 }
 
 template <class T>
-__global__ void __launch_bounds__(256) ProjectionBackwardKernel(T* gradient, const T* qkv, const T* query_gamma,
-                                                                const T* key_gamma, const Heads heads, const float* rstds) {
+__global__ void __launch_bounds__(256)
+    ProjectionBackwardKernel(T* gradient, const T* qkv, const T* query_gamma, const T* key_gamma, const Heads heads,
+                             const Sums sums, const float* rstds) {
   __shared__ float shared[32];
   const int64_t row = blockIdx.x;
   for (int kind = 0; kind < 2; ++kind) {
     const bool is_key = kind == 1;
-    const int n = heads.groups * (is_key ? 1 : heads.per_group) * heads.size;
+    const int n = LengthOf(heads, is_key);
     const float rstd = rstds[2 * row + kind];
     const T* gamma = is_key ? key_gamma : query_gamma;
-    float dot = 0.0f;
-    for (int i = threadIdx.x; i < n; i += blockDim.x) {
-      const int64_t at = PlaceOf(heads, row, is_key, i);
-      dot += Widen(gradient[at]) * (Widen(gamma[i]) + heads.gamma_offset) * (Widen(qkv[at]) * rstd);
-    }
-    const float mean_dot = BlockSum(dot, shared) / static_cast<float>(n);
+    const float dot =
+        sums.of_all != nullptr ? sums.of_all[2 * row + kind] : DotOf<T>(gradient, qkv, gamma, rstd, heads, row, is_key, shared);
+    const float mean_dot = dot / static_cast<float>(n * sums.ranks);
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
       const int64_t at = PlaceOf(heads, row, is_key, i);
       const float t = Widen(gradient[at]) * (Widen(gamma[i]) + heads.gamma_offset);
@@ -255,6 +301,41 @@ Heads HeadsOf(const Tensor& qkv, const QkNormOptions& options) {
           0};
 }
 
+Sums SumsOf(const QkNormOptions& options) {
+  return {options.sums.empty() ? nullptr : PointerOf<const float>(options.sums), static_cast<int>(options.ranks)};
+}
+
+void CheckSums(const QkNormOptions& options, int64_t rows, const Tensor& sums) {
+  if (options.scope == QkNormScope::kProjection && sums.size() == 2 * rows) return;
+  ThrowEngineError("sums {} of {} rows of whole projections", sums.shape.ToString(), rows);
+}
+
+void SquaresCuda(const Context& context, const Tensor& qkv, const QkNormOptions& options, const Tensor& sums) {
+  CheckStorage(qkv, options.norm.precision);
+  const Heads heads = HeadsOf(qkv, options);
+  CheckSums(options, heads.rows, sums);
+  if (heads.rows == 0) return;
+  WithType(qkv.dtype, [&]<class T>(T) {
+    ProjectionSquaresKernel<<<static_cast<unsigned>(heads.rows), 256, 0, StreamOf(context)>>>(PointerOf<const T>(qkv), heads,
+                                                                                              PointerOf<float>(sums));
+  });
+  MB_CUDA_LAUNCHED();
+}
+
+void DotsCuda(const Context& context, const Tensor& gradient, const Tensor& qkv, const Tensor& query_gamma,
+              const Tensor& key_gamma, const Tensor& rstd, const QkNormOptions& options, const Tensor& sums) {
+  CheckStorage(qkv, options.norm.precision);
+  const Heads heads = HeadsOf(qkv, options);
+  CheckSums(options, heads.rows, sums);
+  if (heads.rows == 0) return;
+  WithType(qkv.dtype, [&]<class T>(T) {
+    ProjectionDotsKernel<<<static_cast<unsigned>(heads.rows), 256, 0, StreamOf(context)>>>(
+        PointerOf<const T>(gradient), PointerOf<const T>(qkv), PointerOf<const T>(query_gamma), PointerOf<const T>(key_gamma),
+        heads, PointerOf<const float>(rstd), PointerOf<float>(sums));
+  });
+  MB_CUDA_LAUNCHED();
+}
+
 void ForwardCuda(const Context& context, const Tensor& qkv, const Tensor& query_gamma, const Tensor& key_gamma,
                  const QkNormOptions& options, const Tensor& y, const Tensor& rstd) {
   CheckStorage(qkv, options.norm.precision);
@@ -267,7 +348,7 @@ void ForwardCuda(const Context& context, const Tensor& qkv, const Tensor& query_
     const T *in = PointerOf<T>(qkv), *q = PointerOf<T>(query_gamma), *k = PointerOf<T>(key_gamma);
     T* out = PointerOf<T>(y);
     if (options.scope == QkNormScope::kProjection) {
-      ProjectionForwardKernel<<<rows, 256, 0, stream>>>(in, q, k, heads, out, rstds);
+      ProjectionForwardKernel<<<rows, 256, 0, stream>>>(in, q, k, heads, SumsOf(options), out, rstds);
       return;
     }
     WithHeads<T>(&heads, AreAligned16(in, q, k, out),
@@ -296,7 +377,8 @@ void BackwardCuda(const Context& context, const Tensor& gradient, const Tensor& 
       SumColumns<T>(context, ProjectionSumsBody<T>{grad, in, rstds, heads, false}, heads.rows, queries,
                     {{outputs.sums[0], nullptr}});
       SumColumns<T>(context, ProjectionSumsBody<T>{grad, in, rstds, heads, true}, heads.rows, keys, {{outputs.sums[1], nullptr}});
-      ProjectionBackwardKernel<<<static_cast<unsigned>(heads.rows), 256, 0, stream>>>(grad, in, q, k, heads, rstds);
+      ProjectionBackwardKernel<<<static_cast<unsigned>(heads.rows), 256, 0, stream>>>(grad, in, q, k, heads, SumsOf(options),
+                                                                                      rstds);
       MB_CUDA_LAUNCHED();
       return;
     }
@@ -312,7 +394,8 @@ void BackwardCuda(const Context& context, const Tensor& gradient, const Tensor& 
   });
 }
 
-const bool g_registered = (QkNormForward.cuda = &ForwardCuda, QkNormBackward.cuda = &BackwardCuda, true);
+const bool g_registered = (QkNormForward.cuda = &ForwardCuda, QkNormBackward.cuda = &BackwardCuda,
+                           QkNormSquares.cuda = &SquaresCuda, QkNormDots.cuda = &DotsCuda, true);
 
 }  // namespace
 }  // namespace mbridge::cuda

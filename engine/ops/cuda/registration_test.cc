@@ -63,6 +63,8 @@ TEST(CudaRegistration, OperatorsHaveCudaTwins) {
   EXPECT_NE(RmsNormBackward.cuda, nullptr);
   EXPECT_NE(QkNormForward.cuda, nullptr);
   EXPECT_NE(QkNormBackward.cuda, nullptr);
+  EXPECT_NE(QkNormSquares.cuda, nullptr);
+  EXPECT_NE(QkNormDots.cuda, nullptr);
   EXPECT_NE(Rotary.cuda, nullptr);
   EXPECT_NE(Scale.cuda, nullptr);
   EXPECT_NE(SoftmaxCrossEntropy.cuda, nullptr);
