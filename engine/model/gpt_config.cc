@@ -124,29 +124,6 @@ void ValidateMixers(const GptConfig& config) {
   ValidateMultipliers(config);
 }
 
-// Sides of the matrix products: whole blocks, and what tensor cores want. `config` may be a rank's share.
-void ValidateLowPrecision(const GptConfig& config) {
-  const LowPrecisionOptions& options = config.low_precision;
-  if (!options.enabled()) return;
-  if (config.dtype == DType::kF32) {
-    throw EngineError(v1::REASON_INVALID_CONFIG, "model.fp8 or model.fp4 with parameters in F32: BF16 or F16");
-  }
-  const int64_t block = options.recipe == ScalingRecipe::kMxfp8 ? 32 : 16;
-  const auto require = [block](std::string_view field, int64_t side) {
-    if (side % block == 0) return;
-    throw EngineError(v1::REASON_INVALID_CONFIG,
-                      fmt::format("{} is {} with model.fp8 or model.fp4: a multiple of {}", field, side, block));
-  };
-  require("model.hidden_size", config.hidden_size);
-  if (CountLayers(config, HasMlp) > CountLayers(config, IsMoeLayer))
-    require("model.ffn_hidden_size on a rank", config.ffn_hidden_size);
-  require("the width of a rank's heads", ContextWidth(config));
-  if (!config.multi_latent_attention) {
-    require("the width of a rank's queries, keys and values",
-            (config.num_attention_heads + 2 * config.num_query_groups) * config.kv_channels);
-  }
-}
-
 }  // namespace
 
 int64_t AttentionWindowOf(const GptConfig& config, int64_t layer) {
@@ -250,8 +227,9 @@ void ValidateGptConfig(const GptConfig& config) {
   ValidateLayerPattern("window_attn_skip_freq", config.window_attn_skip_freq, config.num_layers);
   ValidateLayerPattern("no_rope_freq", config.no_rope_freq, config.num_layers);
   ValidateScales(config);
-  ValidateLowPrecision(config);
-  if (config.low_precision.enabled()) Unsupported("linear layers in 8 or 4 bits");
+  if (config.low_precision.enabled() && config.dtype == DType::kF32) {
+    throw EngineError(v1::REASON_INVALID_CONFIG, "model.fp8 or model.fp4 with parameters in F32: BF16 or F16");
+  }
   if (config.activation == ActivationKind::kQuickGeglu && CountLayers(config, HasMlp) > moe_layers)
     Unsupported("plain MLPs with a gated quick GELU");
   if (config.qk_layernorm && config.normalization != NormKind::kRmsNorm)

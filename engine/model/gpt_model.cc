@@ -12,6 +12,7 @@
 #include "engine/core/device.h"
 #include "engine/core/parameter.h"
 #include "engine/model/microbatch_inputs.h"
+#include "engine/model/narrow_linears.h"
 #include "engine/model/output_head.h"
 #include "engine/model/rotary_tables.h"
 #include "engine/model/transformer_layer.h"
@@ -91,6 +92,7 @@ struct Activations {
     a.gathered = arena->Allocate(DType::kF32, {s * b, h});
     a.loss_totals = arena->Allocate(DType::kF64, {2});
     a.layer_scratch = LayerScratch::Allocate(arena, step, omp_get_max_threads());
+    for (LayerRecord& layer : a.layers) layer.ShareScratch(step, a.layer_scratch);
     a.head = OutputHeadScratch::Allocate(arena, step);
     return a;
   }
@@ -108,6 +110,7 @@ struct GptModel::Impl {
   Norm final_norm;
   std::vector<InitRule> rules;  // By parameter index.
 
+  std::unique_ptr<NarrowLinears> narrow = std::make_unique<NarrowLinears>();
   Weights weights;
   Arena arena = Arena::Planning();
   Activations activations;
@@ -163,6 +166,19 @@ struct GptModel::Impl {
       linear.bias = Declare(store, name + ".bias", {out}, {}, columns ? of_weight : OfStream());
     }
     return linear;
+  }
+
+  // The linear layers of attention and plain MLP in 8 or 4 bits, where the layer's are.
+  void MakeNarrow(const ParameterStore& store, LayerParameters* p) {
+    if (!IsLowPrecisionLayer(share, p->layer)) return;
+    std::vector<Linear*> linears;
+    if (HasAttention(share, p->layer)) linears = {&p->qkv, &p->proj};
+    if (HasMlp(share, p->layer)) linears.insert(linears.end(), {&p->fc1, &p->fc2});
+    for (Linear* linear : linears) {
+      if (linear->weight < 0) continue;
+      const ParameterSpec& spec = store[linear->weight].spec;
+      linear->narrow = narrow->Add(spec.name, linear->weight, spec.shape[0], spec.shape[1]);
+    }
   }
 
   // Declares what a module asks for.
@@ -248,6 +264,7 @@ struct GptModel::Impl {
             .rotary_local_cosine = activations.rotary_local_cosine,
             .rotary_local_sine = activations.rotary_local_sine,
             .tensor_parallel = parallel,
+            .narrow = narrow->empty() ? nullptr : narrow.get(),
             .streams = streams};
   }
 
@@ -401,6 +418,7 @@ void GptModel::DeclareParameters(ParameterStore* store) {
   if (store->dtype() != c.dtype) ThrowEngineError("parameters of {} for a model of {}", NameOf(store->dtype()), NameOf(c.dtype));
   if (!store->parameters().empty()) ThrowEngineError("the model's parameters come first");
   m.rules.clear();
+  m.narrow = std::make_unique<NarrowLinears>(c.low_precision, m.context, m.storage);
   m.layers.clear();
   const auto embedding_std = static_cast<float>(EmbeddingInitStd(c));
   m.word_table = m.Declare(store, "embedding.word_embeddings.weight", {c.padded_vocab_size, c.hidden_size},
@@ -411,6 +429,7 @@ void GptModel::DeclareParameters(ParameterStore* store) {
   }
   for (int64_t i = 0; i < c.num_layers; ++i) {
     m.layers.push_back(m.DeclareLayer(store, i));
+    m.MakeNarrow(*store, &m.layers.back());
   }
   m.final_norm = m.DeclareNorm(store, "decoder.final_layernorm");
   m.output_table = c.tied_embeddings
@@ -442,6 +461,8 @@ void GptModel::Prepare(const ParameterStore& store, int micro_batch_size) {
   if (micro_batch_size < 1) ThrowEngineError("micro batch size {}", micro_batch_size);
   m.micro_batch_size = micro_batch_size;
   m.weights = Weights(&store, m.storage);
+  m.narrow->Prepare(m.config.seq_length * micro_batch_size);
+  m.narrow->OnWeightsChanged(m.weights);
   Arena plan = Arena::Planning(m.context.device);
   Activations::Allocate(&plan, m.StepFor(nullptr));
   m.arena = Arena(plan.peak(), m.context.device);
@@ -484,7 +505,18 @@ void GptModel::UpdateExpertBiases(Communicator* data_parallel) {
   }
 }
 
-void GptModel::OnWeightsChanged() { impl_->weights.Refresh(); }
+void GptModel::OnWeightsChanged() {
+  impl_->weights.Refresh();
+  impl_->narrow->OnWeightsChanged(impl_->weights);
+}
+
+void GptModel::UpdateScales(Communicator* ranks) { impl_->narrow->UpdateScales(ranks); }
+
+bool GptModel::HasNarrowProducts() const { return impl_->narrow->takes_codes(); }
+
+std::vector<std::pair<std::string, Tensor>> GptModel::StateTensors() const { return impl_->narrow->StateTensors(); }
+
+void GptModel::OnStateRestored() { impl_->narrow->Restored(); }
 
 void GptModel::AddForwardBackward(const HostMicrobatch& batch, float grad_scale, RngStreams* streams) {
   Impl& m = *impl_;
@@ -538,7 +570,9 @@ void GptModel::Logits(const int32_t* tokens, const int32_t* position_ids, const 
 
 const GptConfig& GptModel::config() const { return impl_->config; }
 
-int64_t GptModel::ActivationBytes() const { return static_cast<int64_t>(impl_->arena.capacity()) + impl_->weights.bytes(); }
+int64_t GptModel::ActivationBytes() const {
+  return static_cast<int64_t>(impl_->arena.capacity()) + impl_->weights.bytes() + impl_->narrow->bytes();
+}
 
 double GptModel::FlopsPerToken() const {
   const GptConfig& c = impl_->config;

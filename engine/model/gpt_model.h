@@ -9,6 +9,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "engine/core/op.h"
 #include "engine/core/torch_random.h"
@@ -19,7 +22,6 @@ namespace mbridge {
 
 class Communicator;
 class ParameterStore;
-struct Tensor;
 
 class GptModel {
  public:
@@ -65,6 +67,15 @@ class GptModel {
   // Moves the expert biases (moe_router_enable_expert_bias) towards equal load, by the tokens of all ranks since the last call.
   // Once an iteration, on every rank.
   void UpdateExpertBiases(Communicator* data_parallel);
+
+  // Delayed scaling's next scales, from the largest values since the last call over all `ranks` (null: of this one). At the end
+  // of each iteration, on every rank.
+  void UpdateScales(Communicator* ranks);
+  // Whether the low-precision linear layers multiply 8-bit operands; otherwise that is emulated. After Prepare.
+  bool HasNarrowProducts() const;
+  // What a run must find again besides weights, by name; the same on every rank. Call OnStateRestored after it was loaded.
+  std::vector<std::pair<std::string, Tensor>> StateTensors() const;
+  void OnStateRestored();
 
   LossSum Evaluate(const int32_t* tokens, const int32_t* labels, const float* loss_mask, const int32_t* position_ids);
 

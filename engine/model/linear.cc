@@ -5,22 +5,32 @@
 
 namespace mbridge {
 
-void Linear::Forward(const Step& step, const Weights& weights, const Tensor& x, const Tensor& y) const {
+void Linear::Forward(const Step& step, const Weights& weights, const Tensor& x, const Tensor& y, const NarrowInput& kept) const {
   const Tensor input = split == LinearSplit::kColumns ? GatherSequence(step, x) : x;
   const Tensor output = split == LinearSplit::kRows ? PartialSum(step, y) : y;
-  Gemm(step.context, AsMatrix(input), AsMatrix(weights.value(weight)), AsMatrix(output), {.transpose_b = true});
+  if (narrow >= 0) {
+    step.narrow->Forward(narrow, input, kept, step.training(), output);
+  } else {
+    Gemm(step.context, AsMatrix(input), AsMatrix(weights.value(weight)), AsMatrix(output), {.transpose_b = true});
+  }
   if (split == LinearSplit::kRows) SumPartial(step, output, y);
 }
 
 void Linear::Backward(const Step& step, const Weights& weights, const Tensor& dy, const Tensor& x, const Tensor& dx,
-                      const Tensor& scratch) const {
+                      const Tensor& scratch, const NarrowInput& kept) const {
   const Tensor& w = weights.value(weight);
   const Tensor d_output = split == LinearSplit::kRows ? GatherSequence(step, dy) : dy;
   const Tensor d_input = split == LinearSplit::kColumns ? PartialSum(step, dx) : dx;
-  Gemm(step.context, AsMatrix(d_output), AsMatrix(w), AsMatrix(d_input), {});
+  if (narrow >= 0) {
+    step.narrow->InputGradient(narrow, d_output, kept, d_input);
+  } else {
+    Gemm(step.context, AsMatrix(d_output), AsMatrix(w), AsMatrix(d_input), {});
+  }
   if (split == LinearSplit::kColumns) SumPartial(step, d_input, dx);
   // The input is gathered again rather than kept: that memory would grow with the layers.
-  const Tensor input = split == LinearSplit::kColumns ? GatherSequence(step, x) : x;
+  const bool read = kept.codes.empty();
+  const Tensor input = read && split == LinearSplit::kColumns ? GatherSequence(step, x) : x;
+  if (narrow >= 0) return step.narrow->WeightGradient(narrow, d_output, input, kept, weights.main_grad(weight));
   if (step.fuse_gradients()) {
     Gemm(step.context, AsMatrix(d_output), AsMatrix(input), AsMatrix(weights.main_grad(weight)),
          {.transpose_a = true, .accumulate = true});

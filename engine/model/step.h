@@ -8,6 +8,8 @@
 
 namespace mbridge {
 
+class NarrowLinears;
+
 struct Step {
   Context context;
   const GptConfig* config = nullptr;  // Of this rank's share (ShareOf).
@@ -18,8 +20,9 @@ struct Step {
   Tensor rotary_cosine, rotary_sine;              // FillRotaryTables; empty without rotary positions.
   Tensor rotary_local_cosine, rotary_local_sine;  // Of rotary_base_local, for the layers with a window; else empty.
   TensorParallel tensor_parallel;
-  float grad_scale = 0.0f;        // Upstream gradient of auxiliary losses: 1 / microbatches times the loss scale.
-  RngStreams* streams = nullptr;  // Null in evaluation: no dropout, nothing is kept for backward.
+  NarrowLinears* narrow = nullptr;  // Linear layers in 8 or 4 bits.
+  float grad_scale = 0.0f;          // Upstream gradient of auxiliary losses: 1 / microbatches times the loss scale.
+  RngStreams* streams = nullptr;    // Null in evaluation: no dropout, nothing is kept for backward.
 
   bool training() const { return streams != nullptr; }
   // Weight gradients go from the matrix product into the fp32 main gradients, without a rounding to the model dtype in between

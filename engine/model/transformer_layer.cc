@@ -132,6 +132,10 @@ void ActivationForward(const Step& step, const LayerParameters& p, const Weights
   const Tensor bias = BiasOf(weights, p.fc1);
   switch (c.activation) {
     case ActivationKind::kSwiGlu:
+      if (r.fc2_input.input_measured) {
+        return SwiGluForwardWithAmax(step.context, r.fc1_output, bias, SwiGluKindOf(c), step.precision, r.activated,
+                                     step.narrow->StartMaximum(r.fc2_input.scales));
+      }
       return SwiGluForward(step.context, r.fc1_output, bias, SwiGluKindOf(c), step.precision, r.activated);
     case ActivationKind::kGeglu:
     case ActivationKind::kGegluTanh:
@@ -151,6 +155,10 @@ void ActivationBackward(const Step& step, const LayerParameters& p, const Weight
   const Tensor bias = BiasOf(weights, p.fc1), &dy = scratch.d_activated, &dx = scratch.d_fc1;
   switch (c.activation) {
     case ActivationKind::kSwiGlu:
+      if (r.fc1_input.gradient_measured) {
+        return SwiGluBackwardWithAmax(step.context, dy, r.fc1_output, bias, SwiGluKindOf(c), step.precision, dx,
+                                      step.narrow->StartMaximum(step.narrow->gradient_scales()));
+      }
       return SwiGluBackward(step.context, dy, r.fc1_output, bias, SwiGluKindOf(c), step.precision, dx);
     case ActivationKind::kGeglu:
     case ActivationKind::kGegluTanh:
@@ -172,6 +180,7 @@ struct BlockEnd {
   const Tensor& output;  // Of the linear layer with its bias, kept for the post norm's backward; empty without post norm.
   const Tensor& keep;    // Dropout mask; empty without dropout.
   double multiplier;     // Of what is added.
+  const NarrowInput& narrow_input;
 };
 
 BlockEnd MlpEnd(const Step& step, const LayerParameters& p, const LayerRecord& r) {
@@ -182,7 +191,8 @@ BlockEnd MlpEnd(const Step& step, const LayerParameters& p, const LayerRecord& r
           r.activated,
           r.mlp_output,
           r.fc2_keep,
-          c.residual_multiplier * c.mlp_out_multiplier};
+          c.residual_multiplier * c.mlp_out_multiplier,
+          r.fc2_input};
 }
 
 bool HasBothMixers(const LayerParameters& p) { return p.mamba.present() && p.proj.weight >= 0; }
@@ -201,7 +211,8 @@ BlockEnd MixerEnd(const Step& step, const LayerParameters& p, const LayerRecord&
           mamba ? r.mamba.gated : r.context,
           r.attention_output,
           r.proj_keep,
-          c.residual_multiplier * own};
+          c.residual_multiplier * own,
+          r.proj_input};
 }
 
 // x = round(x + bias) for the output of a layer.
@@ -223,7 +234,7 @@ void BlockEndForward(const Step& step, const BlockEnd& end, const Weights& weigh
                      const Tensor& residual, const Tensor& output) {
   const GptConfig& c = *step.config;
   const Tensor& product = ProductOf(step, end, scratch);
-  if (end.linear.weight >= 0) end.linear.Forward(step, weights, end.input, product);
+  if (end.linear.weight >= 0) end.linear.Forward(step, weights, end.input, product, end.narrow_input);
   const bool bias_apart = c.post_layernorm || end.multiplier != 1.0;
   if (bias_apart) FinishLinear(step, weights, end.linear, product);
   if (c.post_layernorm) end.post_norm.Forward(step, weights, product, end.post_record, scratch.hidden_a);
@@ -253,7 +264,8 @@ Tensor BlockEndBackward(const Step& step, const BlockEnd& end, const Weights& we
     d_output = scratch.hidden_a;
   }
   if (bias_apart && !bias_grad.empty()) AddColumnSums(step.context, d_output, step.precision, bias_grad);
-  if (end.linear.weight >= 0) end.linear.Backward(step, weights, d_output, end.input, d_input, scratch.weight_grad);
+  if (end.linear.weight >= 0)
+    end.linear.Backward(step, weights, d_output, end.input, d_input, scratch.weight_grad, end.narrow_input);
   return d_output;
 }
 
@@ -275,7 +287,7 @@ void AttentionForward(const Step& step, const LayerParameters& p, const Weights&
   if (p.mla.present()) {
     MlaForward(step, p.mla, weights, scratch.mla, r->mla, AttentionInput(step, *r), r->qkv);
   } else {
-    p.qkv.Forward(step, weights, AttentionInput(step, *r), r->projected);
+    p.qkv.Forward(step, weights, AttentionInput(step, *r), r->projected, r->qkv_input);
     FinishLinear(step, weights, p.qkv, r->projected);
     PrepareHeads(step, p, weights, *r);
   }
@@ -287,7 +299,7 @@ void AttentionForward(const Step& step, const LayerParameters& p, const Weights&
 void JoinMixers(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
                 const LayerRecord& r) {
   const Tensor &sum = scratch.hidden_a, &other = scratch.hidden_b;
-  p.proj.Forward(step, weights, r.context, sum);
+  p.proj.Forward(step, weights, r.context, sum, r.proj_input);
   FinishLinear(step, weights, p.proj, sum);
   ScaleBy(step, step.config->attention_out_multiplier, sum);
   p.mamba.out_proj.Forward(step, weights, r.mamba.gated, other);
@@ -311,7 +323,7 @@ void MlpBlockForward(const Step& step, const LayerParameters& p, const Weights& 
   if (p.moe.present()) {
     MoeForward(step, p.moe, weights, scratch.moe, r->moe, MlpInput(step, *r), ProductOf(step, MlpEnd(step, p, *r), scratch));
   } else {
-    p.fc1.Forward(step, weights, MlpInput(step, *r), r->fc1_output);
+    p.fc1.Forward(step, weights, MlpInput(step, *r), r->fc1_output, r->fc1_input);
     ScaleGate(step, r->fc1_output);
     ActivationForward(step, p, weights, *r);
   }
@@ -327,7 +339,7 @@ void MlpBlockBackward(const Step& step, const LayerParameters& p, const Weights&
     ActivationBackward(step, p, weights, r, scratch);
     ScaleGate(step, scratch.d_fc1);
     if (p.fc1.bias >= 0) AddColumnSums(step.context, scratch.d_fc1, step.precision, BiasGradOf(weights, p.fc1));
-    p.fc1.Backward(step, weights, scratch.d_fc1, MlpInput(step, r), scratch.hidden_b, scratch.weight_grad);
+    p.fc1.Backward(step, weights, scratch.d_fc1, MlpInput(step, r), scratch.hidden_b, scratch.weight_grad, r.fc1_input);
   }
   JoinGradient(step, p.mlp_norm, weights, scratch.hidden_b, r.middle, r.mlp_norm, gradient);
 }
@@ -346,20 +358,21 @@ void AttentionBackward(const Step& step, const LayerParameters& p, const Weights
   }
   PrepareHeadsBackward(step, p, weights, r, scratch.d_qkv);
   if (p.qkv.bias >= 0) AddColumnSums(step.context, scratch.d_qkv, step.precision, BiasGradOf(weights, p.qkv));
-  p.qkv.Backward(step, weights, scratch.d_qkv, AttentionInput(step, r), scratch.hidden_b, scratch.weight_grad);
+  p.qkv.Backward(step, weights, scratch.d_qkv, AttentionInput(step, r), scratch.hidden_b, scratch.weight_grad, r.qkv_input);
 }
 
 // From the gradient of JoinMixers' sum to scratch.d_context and scratch.mamba.d_gated.
 void PartMixers(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
                 const LayerRecord& r, const Tensor& d_sum) {
   const Tensor& gradient = scratch.hidden_b;
-  const auto part = [&](const Linear& linear, double multiplier, const Tensor& input, const Tensor& d_input) {
+  const auto part = [&](const Linear& linear, double multiplier, const Tensor& input, const NarrowInput& narrow_input,
+                        const Tensor& d_input) {
     Scale(step.context, d_sum, static_cast<float>(multiplier), step.precision, gradient);
     if (linear.bias >= 0) AddColumnSums(step.context, gradient, step.precision, BiasGradOf(weights, linear));
-    linear.Backward(step, weights, gradient, input, d_input, scratch.weight_grad);
+    linear.Backward(step, weights, gradient, input, d_input, scratch.weight_grad, narrow_input);
   };
-  part(p.proj, step.config->attention_out_multiplier, r.context, scratch.d_context);
-  part(p.mamba.out_proj, step.config->mamba_out_multiplier, r.mamba.gated, scratch.mamba.d_gated);
+  part(p.proj, step.config->attention_out_multiplier, r.context, r.proj_input, scratch.d_context);
+  part(p.mamba.out_proj, step.config->mamba_out_multiplier, r.mamba.gated, {}, scratch.mamba.d_gated);
 }
 
 void MixerBlockBackward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
@@ -417,14 +430,29 @@ LayerRecord LayerRecord::Allocate(Arena* arena, const Step& step, int64_t layer)
   const auto mask = [&](bool wanted, const Shape& shape) { return wanted ? arena->Allocate(DType::kU8, shape) : Tensor(); };
   const Shape scores{b, c.num_attention_heads, s, s};
   const bool mlp = HasMlp(c, layer), mixer = MixerOf(c, layer) != MixerKind::kNone;
+  const bool narrow = IsLowPrecisionLayer(c, layer), whole = !step.tensor_parallel.sequence_parallel;
+  const bool narrow_qkv = narrow && HasAttention(c, layer) && !c.multi_latent_attention;
+  const bool narrow_mlp = narrow && mlp && !IsMoeLayer(c, layer);
+  // Backward has no use for the inputs of the column-split layers, and none for the MLP's second one.
+  const bool codes = narrow && step.narrow->KeepsCodes(whole), codes_of_fc2 = narrow_mlp && step.narrow->KeepsCodes(true);
   LayerRecord r;
+  if (narrow_qkv) r.qkv_input = step.narrow->AllocateInput(arena, s * b, c.hidden_size, whole);
+  if (narrow && HasAttention(c, layer)) r.proj_input = step.narrow->AllocateInput(arena, s * b, ContextWidth(c), true);
+  if (narrow_mlp) {
+    r.fc1_input = step.narrow->AllocateInput(arena, s * b, c.hidden_size, whole);
+    r.fc2_input = step.narrow->AllocateInput(arena, s * b, c.ffn_hidden_size, true);
+    const bool measured = c.activation == ActivationKind::kSwiGlu && step.narrow->TakesMaxima();
+    r.fc2_input.input_measured = measured;
+    r.fc1_input.gradient_measured = measured && c.mlp_gate_multiplier == 1.0;
+  }
   if (c.pre_layernorm && mixer) {
     r.input_norm = NormRecord::Allocate(arena, step);
-    r.normed_input = arena->Allocate(step.storage, stream);
+    const bool only_qkv = narrow_qkv && !HasMamba(c, layer);
+    if (!codes || !only_qkv) r.normed_input = arena->Allocate(step.storage, stream);
   }
   if (c.pre_layernorm && mlp) {
     r.mlp_norm = NormRecord::Allocate(arena, step);
-    r.normed_middle = arena->Allocate(step.storage, stream);
+    if (!codes || !narrow_mlp) r.normed_middle = arena->Allocate(step.storage, stream);
   }
   if (c.post_layernorm) {
     r.attention_post_norm = NormRecord::Allocate(arena, step);
@@ -454,7 +482,7 @@ LayerRecord LayerRecord::Allocate(Arena* arena, const Step& step, int64_t layer)
     r.moe = MoeRecord::Allocate(arena, step);
   } else if (mlp) {
     r.fc1_output = activation(Fc1Width(c));
-    r.activated = activation(c.ffn_hidden_size);
+    if (!codes_of_fc2) r.activated = activation(c.ffn_hidden_size);
   }
   return r;
 }
@@ -472,6 +500,12 @@ int64_t AttentionBytes(const Step& step, int threads) {
 }
 
 }  // namespace
+
+void LayerRecord::ShareScratch(const Step& step, const LayerScratch& scratch) {
+  if (step.config->pre_layernorm && normed_input.empty()) normed_input = scratch.hidden_b;
+  if (step.config->pre_layernorm && normed_middle.empty()) normed_middle = scratch.hidden_b;
+  if (activated.empty()) activated = scratch.d_activated;
+}
 
 LayerScratch LayerScratch::Allocate(Arena* arena, const Step& step, int threads) {
   const GptConfig& c = *step.config;

@@ -52,8 +52,11 @@ struct LayerRecord {
   MambaRecord mamba;
   Tensor sink_probabilities;            // F32 [b, heads, s], with attention_sinks.
   Tensor attention_output, mlp_output;  // h: inputs of the post norms, with post_layernorm.
+  NarrowInput qkv_input, proj_input, fc1_input, fc2_input;  // Of a low-precision layer; normed_* and activated are scratch then.
 
   static LayerRecord Allocate(Arena* arena, const Step& step, int64_t layer);
+  // What backward does not need goes through the scratch that forward leaves unused.
+  void ShareScratch(const Step& step, const struct LayerScratch& scratch);
 };
 
 // Scratch that the layers of a model share.

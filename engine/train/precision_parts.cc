@@ -56,14 +56,14 @@ void ReadLowPrecision(const v1::ModelConfig& keys, GptConfig* model, std::vector
   }
 }
 
-std::string DescribeLowPrecision(const GptConfig& model, bool native_products) {
+std::string DescribeLowPrecision(const GptConfig& model, bool narrow_products) {
   const LowPrecisionOptions& options = model.low_precision;
   if (!options.enabled()) return {};
   int64_t layers = 0;
   for (int64_t layer = 0; layer < model.num_layers; ++layer) layers += IsLowPrecisionLayer(model, layer) ? 1 : 0;
   const bool narrowest = options.recipe == ScalingRecipe::kMxfp8 || options.recipe == ScalingRecipe::kNvfp4;
   std::string products = "products of 8-bit operands";
-  if (!native_products) {
+  if (!narrow_products) {
     products = fmt::format("products by emulation: operands are quantised, then multiplied in {}{}", mbridge::NameOf(model.dtype),
                            narrowest ? " (native products need sm_100)" : "");
   }

@@ -12,7 +12,8 @@ namespace mbridge {
 
 void ReadLowPrecision(const v1::ModelConfig& keys, GptConfig* model, std::vector<FieldViolation>* problems);
 
-// One line for the log: recipe, layers, and whether their products run on narrow operands or emulate them. Empty without.
-std::string DescribeLowPrecision(const GptConfig& model, bool native_products);
+// One line for the log: recipe, layers, and whether their products take narrow operands or emulate them. Empty without.
+// `narrow_products`: GptModel::HasNarrowProducts.
+std::string DescribeLowPrecision(const GptConfig& model, bool narrow_products);
 
 }  // namespace mbridge

@@ -66,6 +66,7 @@ absl::Status TrainState::Load(const RunIdentity& identity) {
     optimizer_->TakeMastersFromValues();
   } else {
     MB_RETURN_IF_ERROR(RestoreState(meta));
+    model_->OnStateRestored();
   }
   model_->OnWeightsChanged();
   return absl::OkStatus();
@@ -94,6 +95,11 @@ std::vector<CheckpointTensor> TrainState::Tensors(bool with_optimizer) const {
     AppendCheckpointTensors(spec.name, spec, parameter.value, 0, write_here, &tensors);
   }
   if (!with_optimizer) return tensors;
+  const bool first_rank = groups_.world()->rank() == 0;
+  for (const auto& [name, tensor] : model_->StateTensors()) {
+    const std::string whole = std::string(kOptimizerStatePrefix) + name;
+    tensors.push_back({whole, tensor.shape, tensor.shape, -1, 0, 0, tensor, first_rank});
+  }
   for (const OptimizerStateTensor& state : optimizer_->StateTensors()) {
     AppendCheckpointTensors(state.name, *state.spec, state.tensor, state.flat_begin, state.write_here, &tensors);
   }

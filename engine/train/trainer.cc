@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "engine/core/failpoint.h"
+#include "engine/train/precision_parts.h"
 #include "engine/train/throw_status.h"
 
 namespace mbridge {
@@ -52,6 +53,8 @@ v1::RankResult Trainer::Run() {
     started.set_consumed_samples(state_.consumed_train_samples);
     sink_->Started(started);
   }
+  const std::string precision = DescribeLowPrecision(plan_.model, state_.model().HasNarrowProducts());
+  if (is_root() && !precision.empty()) sink_->Message(precision);
   if (state_.evaluation_due && !EvaluateInTraining()) return Stopped();
   interval_.Restart();
   while (state_.step < plan_.train_iters) {
@@ -99,6 +102,7 @@ IterationResult Trainer::TrainIteration() {
   result.stop_requested = totals[2] > 0;
   state_.optimizer().ReduceGradients();
   state_.model().UpdateExpertBiases(groups_.data());
+  state_.model().UpdateScales(plan_.model.low_precision.maxima_over_tensor_parallel ? groups_.tensor() : world_);
   const int64_t samples = state_.scheduled_samples;
   if (std::isfinite(result.lm_loss) || !plan_.check_nan_in_loss) {
     result.step = state_.optimizer().Step(LearningRate(plan_.schedule, samples), WeightDecay(plan_.schedule, samples));

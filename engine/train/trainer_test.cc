@@ -315,6 +315,76 @@ TEST_F(TrainerTest, TensorParallelResumeIsExactWithDropout) {
   }
 }
 
+// Losses of 24 iterations of a model of three layers, one of them wide at either end where the preset says so.
+std::vector<double> LossesOf(const Recorder& recorder) {
+  std::vector<double> losses;
+  for (const v1::MetricPoint& point : recorder.points) {
+    if (point.kind() == v1::METRIC_KIND_TRAIN) losses.push_back(point.lm_loss());
+  }
+  return losses;
+}
+
+TEST_F(TrainerTest, NarrowLinearLayersTrainLikeBf16) {
+  const Overrides common = {"model.num_layers=3",     "train.train_iters=24",        "optimizer.lr=1e-2",
+                            "optimizer.min_lr=1e-3",  "scheduler.lr_decay_iters=24", "logger.log_interval=1",
+                            "model.hidden_dropout=0", "model.attention_dropout=0",   "validation.eval_interval=100"};
+  Recorder wide;
+  Run(common, &wide, "bf16");
+  const std::vector<double> expected = LossesOf(wide);
+  ASSERT_EQ(expected.size(), 24u);
+  EXPECT_LT(expected.back(), expected.front() - 0.5);
+  // Bounds of the mean and of each relative gap: those that FP8 training is accepted by, twice as much for 4 bits.
+  for (const auto& [preset, bound] : {std::pair{"bf16_with_fp8_delayed_scaling_mixed", 0.01},
+                                      {"bf16_with_fp8_current_scaling_mixed", 0.01},
+                                      {"bf16_with_fp8_subchannel_scaling_mixed", 0.01},
+                                      {"bf16_with_mxfp8_mixed", 0.01},
+                                      {"bf16_with_nvfp4_mixed", 0.02},
+                                      {"fp16_with_fp8_current_scaling_mixed", 0.01}}) {
+    std::filesystem::remove_all(directory_ / "run");
+    Recorder narrow;
+    Overrides overrides = And(common, std::string("mixed_precision=") + preset);
+    if (std::string(preset).starts_with("fp16")) overrides.push_back("optimizer.initial_loss_scale=1024");
+    Run(overrides, &narrow, preset);
+    const std::vector<double> losses = LossesOf(narrow);
+    ASSERT_EQ(losses.size(), expected.size());
+    double worst = 0, sum = 0;
+    for (size_t i = 0; i < losses.size(); ++i) {
+      const double gap = std::fabs(losses[i] / expected[i] - 1);
+      worst = std::max(worst, gap);
+      sum += gap;
+    }
+    EXPECT_LT(sum / static_cast<double>(losses.size()), bound) << preset;
+    EXPECT_LT(worst, 2 * bound) << preset;
+    EXPECT_GT(worst, 0) << preset;
+  }
+}
+
+// History and scales are part of the state; so are the draws of stochastic rounding.
+TEST_F(TrainerTest, ResumeIsExactWithNarrowLinearLayers) {
+  ExpectSameAfterResume({"mixed_precision=bf16_with_fp8_delayed_scaling_mixed", "model.fp8_amax_history_len=4"}, 3);
+  ExpectSameAfterResume({"mixed_precision=bf16_with_fp8_current_scaling_mixed", "model.num_layers=3"}, 4);
+  ExpectSameAfterResume({"mixed_precision=bf16_with_nvfp4_mixed"}, 3);
+  ExpectSameAfterResume({"mixed_precision=fp16_with_fp8_delayed_scaling_mixed", "optimizer.initial_loss_scale=16777216",
+                         "optimizer.hysteresis=1", "optimizer.loss_scale_window=2"},
+                        3);
+}
+
+// Each rank scales its part of a weight by itself: not the same sums, the same training.
+TEST_F(TrainerTest, TensorParallelRanksTrainNarrowLinearLayersAsOneDoes) {
+  for (const char* preset : {"bf16_with_fp8_delayed_scaling_mixed", "bf16_with_fp8_subchannel_scaling_mixed"}) {
+    const Overrides common = ForSeveralRanks({std::string("mixed_precision=") + preset});
+    Recorder first, one, two, sequence;
+    std::filesystem::remove_all(directory_ / "run");
+    Run(And(common, "train.exit_interval=3"), &first, "first");
+    const std::string checkpoint = first.checkpoints.at(0).path();
+    Run(common, &one, "one", checkpoint);
+    RunOnRanks(2, And(common, kTwoRanks), &two, "two", checkpoint);
+    RunOnRanks(2, And(And(common, kTwoRanks), "model.sequence_parallel=true"), &sequence, "sequence", checkpoint);
+    ExpectLossesNear(two, one, 2e-2);
+    ExpectLossesNear(sequence, two, 1e-3);
+  }
+}
+
 TEST_F(TrainerTest, NaNLossIsReportedAndEndsTheRunWithoutACheckpoint) {
   Recorder recorder;
   try {

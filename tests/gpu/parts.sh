@@ -180,6 +180,46 @@ train() {
 train8b() {
   bench 8b llama3_8b_pretrain_config 1 "${long[@]}" train.global_batch_size=16 train.train_iters=6 scheduler.lr_decay_iters=6 model.context_parallel_size=1 \
     optimizer.use_precision_aware_optimizer=true optimizer.exp_avg_dtype=bf16 optimizer.exp_avg_sq_dtype=bf16
+  bench 8b-fp8 llama3_8b_pretrain_config 1 "${long[@]}" train.global_batch_size=16 train.train_iters=6 scheduler.lr_decay_iters=6 model.context_parallel_size=1 \
+    optimizer.use_precision_aware_optimizer=true optimizer.exp_avg_dtype=bf16 optimizer.exp_avg_sq_dtype=bf16 \
+    mixed_precision=bf16_with_fp8_current_scaling_mixed
+}
+
+# losses LOG: iteration and loss of each line.
+losses() {
+  grep -oE "iteration +[0-9]+/.*lm loss: [-+.0-9eE]+" "$1" | sed -E 's#iteration +([0-9]+)/.*lm loss: ([-+.0-9eE]+)#\1 \2#' | sort -n
+}
+
+# gap NAME: of the losses in fp8-NAME.log to those in fp8-bf16.log, over the last 50 of the iterations.
+gap() {
+  join <(losses "$OUT/fp8-bf16.log" | sort -k 1b,1) <(losses "$OUT/fp8-$1.log" | sort -k 1b,1) | sort -n | awk -v name="$1" '
+    { n++; wide[n] = $2; narrow[n] = $3 }
+    END {
+      if (n < 60) { printf "FP8 %s: only %d iterations in common\n", name, n; exit 1 }
+      for (i = n - 49; i <= n; i++) { d = narrow[i] / wide[i] - 1; d = d < 0 ? -d : d; sum += d; if (d > most) most = d }
+      printf "FP8 %s: BF16 fell %.3f nats to %.4f, FP8 ends at %.4f; gap of the last 50: mean %.3f %%, largest %.3f %%\n", name,
+        wide[1] - wide[n], wide[n], narrow[n], 2 * sum, 100 * most
+      exit !(wide[1] - wide[n] >= 2 && 2 * sum <= 1 && 100 * most <= 2) }'
+}
+
+# The 1B shape in BF16 and in FP8 on the same data.
+fp8() {
+  local shape=(model.seq_length=2048 dataset.seq_length=2048 train.micro_batch_size=4 train.global_batch_size=8
+    model.vocab_size=128256 train.train_iters=200 validation.eval_iters=0 scheduler.lr_warmup_iters=10 scheduler.lr_decay_iters=200
+    optimizer.lr="${FP8_LR:-5e-5}" optimizer.min_lr="${FP8_LR:-5e-5}" logger.log_interval=1 logger.log_throughput=true)
+  local name preset status
+  for name in bf16 ${FP8_RECIPES:-current delayed}; do
+    preset="bf16_with_fp8_${name}_scaling_mixed" status=0
+    [ "$name" = bf16 ] && preset=bf16_mixed
+    [ "$name" = mxfp8 ] && preset=bf16_with_mxfp8_mixed
+    [ "$name" = nvfp4 ] && preset=bf16_with_nvfp4_mixed
+    run mbrank-cuda train --recipe llama32_1b_pretrain_config "${shape[@]}" mixed_precision="$preset" >"$OUT/fp8-$name.log" 2>&1 ||
+      status=$?
+    median "1b-2048-$name" "$OUT/fp8-$name.log"
+    [ "$status" -eq 0 ] || tail -n 6 "$OUT/fp8-$name.log"
+    [ "$name" = bf16 ] || [ "$status" -ne 0 ] || gap "$name" || status=$?
+    verdict "fp8 $name" "$status"
+  done
 }
 
 narrow_optimizer=(optimizer.use_precision_aware_optimizer=true optimizer.exp_avg_dtype=bf16 optimizer.exp_avg_sq_dtype=bf16)

@@ -2,6 +2,7 @@
 
 #include "engine/ops/cpu/elementwise.h"
 #include "engine/ops/cpu/vector_math.h"
+#include "engine/ops/fp8_gemm.h"
 
 namespace mbridge {
 namespace {
@@ -31,10 +32,26 @@ void BackwardCpu(const Context&, const Tensor& dy, const Tensor& x, const Tensor
   });
 }
 
+void ForwardWithAmaxCpu(const Context& context, const Tensor& x, const Tensor& bias, SwiGluKind kind, DType precision,
+                        const Tensor& y, const Tensor& amax) {
+  ForwardCpu(context, x, bias, kind, precision, y);
+  Fp8Amax.cpu(context, y, amax);
+}
+
+void BackwardWithAmaxCpu(const Context& context, const Tensor& dy, const Tensor& x, const Tensor& bias, SwiGluKind kind,
+                         DType precision, const Tensor& dx, const Tensor& amax) {
+  BackwardCpu(context, dy, x, bias, kind, precision, dx);
+  Fp8Amax.cpu(context, dx, amax);
+}
+
 }  // namespace
 
 Op<void(const Context&, const Tensor&, const Tensor&, SwiGluKind, DType, const Tensor&)> SwiGluForward{&ForwardCpu};
 Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, SwiGluKind, DType, const Tensor&)> SwiGluBackward{
     &BackwardCpu};
+Op<void(const Context&, const Tensor&, const Tensor&, SwiGluKind, DType, const Tensor&, const Tensor&)> SwiGluForwardWithAmax{
+    &ForwardWithAmaxCpu};
+Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, SwiGluKind, DType, const Tensor&, const Tensor&)>
+    SwiGluBackwardWithAmax{&BackwardWithAmaxCpu};
 
 }  // namespace mbridge

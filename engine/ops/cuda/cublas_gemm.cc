@@ -46,11 +46,13 @@ struct Operand {
         rows(x.rows),
         cols(x.cols),
         stride(x.stride),
-        inverse_scale(x.inverse_scale) {}
+        inverse_scale(x.inverse_scale),
+        scaling(x.scaling) {}
   void* data;
   cudaDataType_t type;
   int64_t rows, cols, stride;
   const float* inverse_scale = nullptr;  // Of 8-bit floats.
+  Fp8Scaling scaling = Fp8Scaling::kTensor;
 };
 
 // c = alpha op(a) op(b) + beta c.
@@ -102,11 +104,21 @@ uint32_t AlignmentOf(const void* data) {
 // beta is no part of it: adding to c takes the algorithm of the plain product.
 GemmKey KeyOf(const Context& context, const Problem& x) {
   const int64_t types = x.a.type | x.b.type << 8 | x.c.type << 16 | int64_t{x.transpose_a} << 32 | int64_t{x.transpose_b} << 33 |
-                        int64_t{x.fast_accumulate} << 34;
+                        int64_t{x.fast_accumulate} << 34 | static_cast<int64_t>(x.a.scaling) << 35 |
+                        static_cast<int64_t>(x.b.scaling) << 37;
   const int64_t alignments = AlignmentOf(x.a.data) | int64_t{AlignmentOf(x.b.data)} << 16 | int64_t{AlignmentOf(x.c.data)} << 32;
   const auto workspace = static_cast<int64_t>(std::min(context.workspace_bytes, kGemmWorkspaceBytes));
   return {x.c.rows,   x.c.cols,  x.inner(),     x.a.stride,       x.b.stride,       x.c.stride,      types,
           alignments, workspace, x.batch.count, x.batch.stride_a, x.batch.stride_b, x.batch.stride_c};
+}
+
+cublasLtMatmulMatrixScale_t ScaleMode(Fp8Scaling scaling) {
+  switch (scaling) {
+    case Fp8Scaling::kTensor: break;
+    case Fp8Scaling::kVectors: return CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    case Fp8Scaling::kSquares: return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+  }
+  return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
 }
 
 Plan MakePlan(const Problem& x) {
@@ -115,6 +127,10 @@ Plan MakePlan(const Problem& x) {
   Set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, x.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   Set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, x.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
   if (x.fast_accumulate) Set(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
+  if (x.a.scaling != Fp8Scaling::kTensor) {
+    Set(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, ScaleMode(x.b.scaling));
+    Set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, ScaleMode(x.a.scaling));
+  }
   plan.first = LayoutOf(x.b, x.batch.count, x.batch.stride_b);
   plan.second = LayoutOf(x.a, x.batch.count, x.batch.stride_a);
   plan.result = LayoutOf(x.c, x.batch.count, x.batch.stride_c);
@@ -356,6 +372,34 @@ void CublasGemm(const Context& context, const Matrix& a, const Matrix& b, const 
 void CublasFp8Gemm(const Context& context, const Fp8Matrix& a, const Fp8Matrix& b, const Matrix& c,
                    const Fp8GemmOptions& options) {
   Plans::Get().Multiply(context, {a, b, c, false, true, 1.0f, options.accumulate ? 1.0f : 0.0f, {}, options.fast_accumulate});
+}
+
+bool HasFp8BlockProducts(const Context& context) {
+  int device = 0, major = 0, minor = 0;
+  MB_CUDA(cudaGetDevice(&device));
+  MB_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  MB_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+  if (major != 9 || minor != 0) return false;
+  // Sides and addresses of the products of training: forward, input gradient, weight gradient.
+  constexpr int64_t kSide = 1024;
+  static float scale = 1.0f;
+  const auto offers = [&](Fp8Scaling b, Fp8Format of_a, DType of_c) {
+    const Fp8Matrix left{nullptr, of_a, &scale, kSide, kSide, kSide, Fp8Scaling::kVectors};
+    const Fp8Matrix right{nullptr, Fp8Format::kE4M3, &scale, kSide, kSide, kSide, b};
+    const Problem x{left, right, Matrix{nullptr, of_c, kSide, kSide, kSide}, false, true, 1.0f, 0.0f};
+    const Plan plan = MakePlan(x);
+    SetScales(plan, x);
+    bool found = false;
+    try {
+      found = !Candidates(context, plan, x, 1).empty();
+    } catch (const EngineError&) {  // "Not supported" is an answer.
+    }
+    Destroy(plan);
+    return found;
+  };
+  return offers(Fp8Scaling::kSquares, Fp8Format::kE4M3, DType::kBF16) &&
+         offers(Fp8Scaling::kSquares, Fp8Format::kE5M2, DType::kBF16) &&
+         offers(Fp8Scaling::kVectors, Fp8Format::kE5M2, DType::kF32);
 }
 
 void SetGemmTuning(const GemmTuning& tuning) { Plans::Get().SetTuning(tuning); }

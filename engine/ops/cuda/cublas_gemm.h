@@ -25,4 +25,7 @@ void CublasGemm(const Context& context, const Matrix& a, const Matrix& b, const 
 void CublasFp8Gemm(const Context& context, const Fp8Matrix& a, const Fp8Matrix& b, const Matrix& c,
                    const Fp8GemmOptions& options);
 
+// Whether this device multiplies 8-bit matrices with scales of blocks.
+bool HasFp8BlockProducts(const Context& context);
+
 }  // namespace mbridge::cuda

@@ -94,6 +94,19 @@ TEST(SwiGluCudaSmall, MatchesTheCpuTwin) {
           SwiGluBackward.cpu({}, dy.cpu, x.cpu, cpu_bias, kind, dtype, dx);
           SwiGluBackward(gpu, dy.gpu, x.gpu, gpu_bias, kind, dtype, gpu_dx);
           ExpectWithinAStep(gpu_dx.ToValues(), dx.ToValues(), dtype, 2e-6, 0.03);
+          const auto largest = [](const OnGpu& x) {
+            double most = 0.001;
+            for (const double value : x.ToValues()) most = std::max(most, std::fabs(value));
+            return static_cast<double>(static_cast<float>(most));
+          };
+          const OnGpu amax(Owned(DType::kF32, {1}, {0.001})), dx_amax(Owned(DType::kF32, {1}, {0.001}));
+          const OnGpu again_y(dtype, {rows, n}), again_dx(dtype, {rows, 2 * n});
+          SwiGluForwardWithAmax(gpu, x.gpu, gpu_bias, kind, dtype, again_y, amax);
+          SwiGluBackwardWithAmax(gpu, dy.gpu, x.gpu, gpu_bias, kind, dtype, again_dx, dx_amax);
+          EXPECT_EQ(again_y.ToValues(), gpu_y.ToValues());
+          EXPECT_EQ(again_dx.ToValues(), gpu_dx.ToValues());
+          EXPECT_EQ(amax.ToValues()[0], largest(gpu_y));
+          EXPECT_EQ(dx_amax.ToValues()[0], largest(gpu_dx));
         }
       }
     }

@@ -34,6 +34,12 @@ TEST(Fp8Cuda, SmallCopiesEqualTheCpuTwins) {
         const OnGpu only(DType::kU8, {cols, rows});
         Fp8Quantize(gpu, x_gpu, scale_gpu, format, {}, only, {});
         EXPECT_EQ(only.ToValues(), columnwise.ToValues());
+        const Owned scales(DType::kF32, {3}, {300.0, 0.0, 0.0});
+        const OnGpu scales_gpu(scales), by_amax(DType::kU8, {rows, cols});
+        Fp8QuantizeByAmax.cpu({}, x, {.format = format, .margin = 1}, scales, rowwise, {});
+        Fp8QuantizeByAmax(gpu, x_gpu, {.format = format, .margin = 1}, scales_gpu, by_amax, {});
+        EXPECT_EQ(by_amax.ToValues(), rowwise.ToValues());
+        EXPECT_EQ(scales_gpu.ToValues(), scales.ToValues());
       }
     }
   }
@@ -99,6 +105,79 @@ TEST(Fp8Cuda, SmallProductsNearTheCpuTwin) {
         const double step = out == DType::kBF16 ? 1.0 / 128 : 1.0 / 1024;
         ExpectNear(actual.ToValues(), expected.ToValues(), step,
                    (options.fast_accumulate ? 2e-4 : 2e-5) * static_cast<double>(c.k));
+      }
+    }
+  }
+}
+
+TEST(Fp8Cuda, SmallBlockwiseCopiesEqualTheCpuTwins) {
+  MB_NEEDS_GPU();
+  const Gpu gpu;
+  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{128, 128}, {256, 640}}) {
+    for (const DType dtype : {DType::kBF16, DType::kF16}) {
+      for (const bool squares : {false, true}) {
+        for (const Fp8Format format : {Fp8Format::kE4M3, Fp8Format::kE5M2}) {
+          Values values = Spread(rows * cols, 5);
+          std::fill_n(values.begin(), 128, 0.0);
+          const Owned x(dtype, {rows, cols}, values);
+          const Fp8Scaling scaling = squares ? Fp8Scaling::kSquares : Fp8Scaling::kVectors;
+          const int64_t count = Fp8ScaleCount(scaling, rows, cols), transposed_count = Fp8ScaleCount(scaling, cols, rows);
+          const Owned codes(DType::kU8, {rows, cols}), scales(DType::kF32, {count}), transposed(DType::kU8, {cols, rows}),
+              transposed_scales(DType::kF32, {transposed_count});
+          Fp8BlockQuantize.cpu({}, x, format, squares, codes, scales, transposed, transposed_scales);
+          const OnGpu x_gpu(x), codes_gpu(DType::kU8, {rows, cols}), scales_gpu(Owned(DType::kF32, {count})),
+              transposed_gpu(DType::kU8, {cols, rows}), transposed_scales_gpu(Owned(DType::kF32, {transposed_count}));
+          Fp8BlockQuantize(gpu, x_gpu, format, squares, codes_gpu, scales_gpu, transposed_gpu, transposed_scales_gpu);
+          EXPECT_EQ(codes_gpu.ToValues(), codes.ToValues());
+          EXPECT_EQ(scales_gpu.ToValues(), scales.ToValues());
+          EXPECT_EQ(transposed_gpu.ToValues(), transposed.ToValues());
+          EXPECT_EQ(transposed_scales_gpu.ToValues(), transposed_scales.ToValues());
+          const OnGpu only(DType::kU8, {cols, rows}), only_scales(Owned(DType::kF32, {transposed_count}));
+          Fp8BlockQuantize(gpu, x_gpu, format, squares, {}, {}, only, only_scales);
+          EXPECT_EQ(only.ToValues(), transposed.ToValues());
+        }
+      }
+    }
+  }
+}
+
+// Operands of blocks whose sizes differ by powers of two: wrong scales would show at once.
+TEST(Fp8Cuda, BlockwiseProductsMatchTheCpuTwin) {
+  MB_NEEDS_GPU();
+  const Gpu gpu;
+  bool available = false;
+  Fp8BlockProducts(gpu, &available);
+  if (!available) GTEST_SKIP() << "no products with scales of blocks here";
+  const auto uneven = [](int64_t rows, int64_t cols, uint32_t seed) {
+    Values values = RandomValues(rows * cols, seed);
+    for (int64_t i = 0; i < rows * cols; ++i)
+      values[i] *= std::exp2(static_cast<double>((i / cols * 7 + i % cols / 128 * 5) % 11) - 5);
+    return values;
+  };
+  for (const auto& [m, n, k] : {std::tuple<int64_t, int64_t, int64_t>{128, 256, 384}, {384, 128, 640}, {1024, 512, 2048}}) {
+    for (const bool squares : {true, false}) {
+      const Fp8Format format = Fp8Format::kE5M2;
+      const Fp8Scaling scaling = squares ? Fp8Scaling::kSquares : Fp8Scaling::kVectors;
+      const Owned a(DType::kBF16, {m, k}, uneven(m, k, 1)), b(DType::kBF16, {n, k}, uneven(n, k, 2));
+      const Owned a_codes(DType::kU8, {m, k}), a_scales(DType::kF32, {Fp8ScaleCount(Fp8Scaling::kVectors, m, k)});
+      const Owned b_codes(DType::kU8, {n, k}), b_scales(DType::kF32, {Fp8ScaleCount(scaling, n, k)});
+      Fp8BlockQuantize.cpu({}, a, format, false, a_codes, a_scales, {}, {});
+      Fp8BlockQuantize.cpu({}, b, Fp8Format::kE4M3, squares, b_codes, b_scales, {}, {});
+      const OnGpu a_codes_gpu(a_codes), a_scales_gpu(a_scales), b_codes_gpu(b_codes), b_scales_gpu(b_scales);
+      const auto matrix = [](const Tensor& x, const Tensor& scales, Fp8Format of, Fp8Scaling by) {
+        return Fp8Matrix{x.data, of, scales.as<float>(), x.shape[0], x.shape[1], x.shape[1], by};
+      };
+      for (const DType out : {DType::kBF16, DType::kF32}) {
+        const Values before = RandomValues(m * n, 3);
+        const Owned expected(out, {m, n}, before);
+        const OnGpu actual(out, {m, n}, before);
+        const Fp8GemmOptions options{.accumulate = out == DType::kF32};
+        Fp8Gemm.cpu({}, matrix(a_codes, a_scales, format, Fp8Scaling::kVectors),
+                    matrix(b_codes, b_scales, Fp8Format::kE4M3, scaling), AsMatrix(expected), options);
+        Fp8Gemm(gpu, matrix(a_codes_gpu, a_scales_gpu, format, Fp8Scaling::kVectors),
+                matrix(b_codes_gpu, b_scales_gpu, Fp8Format::kE4M3, scaling), AsMatrix(actual), options);
+        // Terms up to 2^10; the tensor cores keep some 14 bits of 128 sums.
+        ExpectNear(actual.ToValues(), expected.ToValues(), 1.0 / 128, 0.05 * std::sqrt(static_cast<double>(k)));
       }
     }
   }

@@ -2,7 +2,8 @@
 
 #include <cfloat>
 
-#include "engine/ops/cuda/launch.h"
+#include "engine/ops/cuda/maximum.h"
+#include "engine/ops/cuda/vectors.h"
 #include "engine/ops/fp8_gemm.h"
 
 namespace mbridge::cuda {
@@ -10,19 +11,27 @@ namespace {
 
 constexpr int kThreads = 256, kTile = 128, kPitch = kTile + 4;
 
-// Positive floats are ordered as their bits.
-__device__ void RaiseTo(float* amax, float value, float* shared) {
-  value = BlockMax(value, shared);
-  if (threadIdx.x == 0 && value > 0.0f) atomicMax(reinterpret_cast<int*>(amax), __float_as_int(value));
-}
-
-template <class T> __global__ void AmaxKernel(const T* x, int64_t count, float* amax) {
-  __shared__ float shared[32];
+// A thread takes four packs of kN neighbours at a time.
+template <class T, int kN> __global__ void __launch_bounds__(kThreads) AmaxKernel(const T* x, int64_t packs, float* amax) {
+  constexpr int kAtOnce = 4;
   float largest = 0.0f;
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
-    largest = fmaxf(largest, fabsf(Widen(x[i])));
+  const int64_t stride = int64_t{gridDim.x} * kThreads;
+  for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < packs; i += kAtOnce * stride) {
+    Pack<T, kN> loaded[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (i + k * stride < packs) loaded[k] = LoadPack<kN>(x + (i + k * stride) * kN);
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (i + k * stride >= packs) break;
+      float values[kN];
+      Unpack(loaded[k], values);
+#pragma unroll
+      for (int j = 0; j < kN; ++j) largest = fmaxf(largest, fabsf(values[j]));
+    }
   }
-  RaiseTo(amax, largest, shared);
+  RaiseMaximum(amax, largest);
 }
 
 __device__ float ScaleOf(float amax, float largest, float margin_factor, bool power_of_two) {
@@ -44,7 +53,7 @@ __global__ void DelayedScalesKernel(float* history, int64_t length, int64_t coun
                                     float margin_factor, bool power_of_two, float* scale, float* inverse) {
   const int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
   if (i >= count) return;
-  const float newest = history[i];
+  const float newest = isfinite(history[i]) ? history[i] : 0.0f;
   float amax = newest;
   for (int64_t row = 0; row + 1 < length; ++row) {
     const float next = history[(row + 1) * count + i];
@@ -57,15 +66,29 @@ __global__ void DelayedScalesKernel(float* history, int64_t length, int64_t coun
   inverse[i] = __fdiv_rn(1.0f, scale[i]);
 }
 
+// Where a kernel's scale comes from: given, or made of the tensor's largest value and written behind it.
+struct ScaleSource {
+  const float* given;
+  float* scales;  // [3]: largest value, scale, 1 / scale; null with a given scale.
+  float largest, margin_factor;
+  bool power_of_two;
+
+  __device__ float Take() const {
+    if (scales == nullptr) return *given;
+    const float scale = ScaleOf(scales[0], largest, margin_factor, power_of_two);
+    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) scales[1] = scale, scales[2] = __fdiv_rn(1.0f, scale);
+    return scale;
+  }
+};
+
 // A tile of 128 x 128: threads take 16 neighbouring elements, write their codes row by row, and leave them in shared memory for
 // the transpose, of which each thread writes 32 bytes of one column at once (whole memory sectors).
 template <class T, __nv_fp8_interpretation_t kFormat>
-__global__ void __launch_bounds__(kThreads) QuantizeKernel(const T* x, const float* scale, int64_t rows, int64_t cols,
+__global__ void __launch_bounds__(kThreads) QuantizeKernel(const T* x, ScaleSource scale, int64_t rows, int64_t cols,
                                                            uint8_t* rowwise, uint8_t* columnwise, float* amax) {
   __shared__ alignas(16) uint8_t tile[kTile * kPitch];
-  __shared__ float shared[32];
   const int64_t first_row = int64_t{blockIdx.y} * kTile, first_col = int64_t{blockIdx.x} * kTile;
-  const float factor = *scale;
+  const float factor = scale.Take();
   float largest = 0.0f;
   const int64_t col = first_col + threadIdx.x % 8 * 16;
   for (int r = threadIdx.x / 8; r < kTile; r += kThreads / 8) {
@@ -110,14 +133,18 @@ __global__ void __launch_bounds__(kThreads) QuantizeKernel(const T* x, const flo
       }
     }
   }
-  if (amax != nullptr) RaiseTo(amax, largest, shared);
+  if (amax != nullptr) RaiseMaximum(amax, largest);
 }
 
 void AmaxCuda(const Context& context, const Tensor& x, const Tensor& amax) {
   if (x.size() == 0) return;
   WithType(x.dtype, [&]<class T>(T) {
-    AmaxKernel<<<GridOf(x.size(), kThreads * 8), kThreads, 0, StreamOf(context)>>>(static_cast<const T*>(x.data), x.size(),
-                                                                                   amax.as<float>());
+    constexpr int kWide = kVectorSize<T>;
+    const T* values = PointerOf<T>(x);
+    const bool wide = x.size() % kWide == 0 && AreAligned16(values);
+    const auto kernel = wide ? &AmaxKernel<T, kWide> : &AmaxKernel<T, 1>;
+    const int64_t packs = wide ? x.size() / kWide : x.size();
+    kernel<<<GridOf(packs, kThreads * 4), kThreads, 0, StreamOf(context)>>>(values, packs, amax.as<float>());
   });
   MB_CUDA_LAUNCHED();
 }
@@ -142,23 +169,35 @@ void DelayedScalesCuda(const Context& context, const Tensor& history, bool most_
 
 template <class Pointer> Pointer* DataOf(const Tensor& tensor) { return tensor.empty() ? nullptr : tensor.as<Pointer>(); }
 
-void QuantizeCuda(const Context& context, const Tensor& x, const Tensor& scale, Fp8Format format, const Tensor& rowwise,
-                  const Tensor& columnwise, const Tensor& amax) {
-  CheckFp8Quantize(x, scale, rowwise, columnwise);
+void Quantize(const Context& context, const Tensor& x, const ScaleSource& scale, Fp8Format format, const Tensor& rowwise,
+              const Tensor& columnwise, const Tensor& amax) {
   const int64_t rows = x.shape[0], cols = x.shape[1];
   if (rows == 0 || cols == 0) return;
   if (rows > int64_t{65535} * kTile) ThrowEngineError("8-bit copy of {} rows", rows);
   const dim3 grid(static_cast<unsigned>((cols + kTile - 1) / kTile), static_cast<unsigned>((rows + kTile - 1) / kTile));
   WithType(x.dtype, [&]<class T>(T) {
     const auto kernel = format == Fp8Format::kE4M3 ? &QuantizeKernel<T, __NV_E4M3> : &QuantizeKernel<T, __NV_E5M2>;
-    kernel<<<grid, kThreads, 0, StreamOf(context)>>>(static_cast<const T*>(x.data), scale.as<float>(), rows, cols,
-                                                     DataOf<uint8_t>(rowwise), DataOf<uint8_t>(columnwise), DataOf<float>(amax));
+    kernel<<<grid, kThreads, 0, StreamOf(context)>>>(static_cast<const T*>(x.data), scale, rows, cols, DataOf<uint8_t>(rowwise),
+                                                     DataOf<uint8_t>(columnwise), DataOf<float>(amax));
   });
   MB_CUDA_LAUNCHED();
 }
 
+void QuantizeCuda(const Context& context, const Tensor& x, const Tensor& scale, Fp8Format format, const Tensor& rowwise,
+                  const Tensor& columnwise, const Tensor& amax) {
+  CheckFp8Quantize(x, scale, rowwise, columnwise);
+  Quantize(context, x, {.given = scale.as<float>()}, format, rowwise, columnwise, amax);
+}
+
+void QuantizeByAmaxCuda(const Context& context, const Tensor& x, const Fp8ScaleOptions& o, const Tensor& scales,
+                        const Tensor& rowwise, const Tensor& columnwise) {
+  CheckFp8Quantize(x, scales.Rows(1, 1), rowwise, columnwise);
+  const ScaleSource source{nullptr, scales.as<float>(), LargestOf(o.format), std::ldexp(1.0f, -o.margin), o.power_of_two};
+  Quantize(context, x, source, o.format, rowwise, columnwise, {});
+}
+
 const bool g_registered = (Fp8Amax.cuda = &AmaxCuda, Fp8Scales.cuda = &ScalesCuda, Fp8DelayedScales.cuda = &DelayedScalesCuda,
-                           Fp8Quantize.cuda = &QuantizeCuda, true);
+                           Fp8Quantize.cuda = &QuantizeCuda, Fp8QuantizeByAmax.cuda = &QuantizeByAmaxCuda, true);
 
 }  // namespace
 }  // namespace mbridge::cuda

@@ -1,7 +1,7 @@
 // Gated activations of the first MLP layer: g(u1) u2 of the halves of each row.
 #pragma once
 
-#include "engine/ops/cuda/vectors.h"
+#include "engine/ops/cuda/maximum.h"
 
 namespace mbridge::cuda {
 
@@ -34,7 +34,9 @@ template <class T, int kWidth, class Gate, bool kEager, bool kBackward> struct G
     if constexpr (kBackward) loaded.dy = LoadPack<kN>(dy + row * n + column);
     return loaded;
   }
-  __device__ void Finish(const Bias& b, const Row& loaded, int64_t row, int64_t column) const {
+  // Returns the largest magnitude of what it stores, before the rounding.
+  __device__ float Finish(const Bias& b, const Row& loaded, int64_t row, int64_t column) const {
+    float largest = 0.0f;
     float gate[kN], up[kN];
     Unpack(loaded.gate, gate);
     Unpack(loaded.up, up);
@@ -56,6 +58,7 @@ template <class T, int kWidth, class Gate, bool kEager, bool kBackward> struct G
         const float scaled = kEager ? Round<T>(d[i] * up[i]) : d[i] * up[i];
         d_gate[i] = scaled * Gate::Slope(gate[i]);
         d_up[i] = d[i] * rounded;
+        largest = fmaxf(largest, fmaxf(fabsf(d_gate[i]), fabsf(d_up[i])));
       }
       StoreFloats<kN>(out + row * 2 * n + column, d_gate);
       StoreFloats<kN>(out + row * 2 * n + n + column, d_up);
@@ -65,22 +68,29 @@ template <class T, int kWidth, class Gate, bool kEager, bool kBackward> struct G
       for (int i = 0; i < kN; ++i) {
         const float value = Gate::Value(gate[i]);
         y[i] = (kEager ? Round<T>(value) : value) * up[i];
+        largest = fmaxf(largest, fabsf(y[i]));
       }
       StoreFloats<kN>(out + row * n + column, y);
     }
+    return largest;
   }
 };
 
-// forward: out [rows, n];  backward: out [rows, 2 n] from dy [rows, n].
+// forward: out [rows, n];  backward: out [rows, 2 n] from dy [rows, n]. maximum: null, or raised to the largest |out|.
 template <class T, class Gate, bool kEager, bool kBackward>
-void LaunchGated(const Context& context, const Tensor& dy, const Tensor& x, const Tensor& bias, const Tensor& out) {
+void LaunchGated(const Context& context, const Tensor& dy, const Tensor& x, const Tensor& bias, const Tensor& out,
+                 float* maximum = nullptr) {
   const int64_t n = LastDimension(x) / 2, rows = x.size() / (2 * n);
   const T *in = PointerOf<T>(x), *b = PointerOf<T>(bias), *g = PointerOf<T>(dy);
   T* to = PointerOf<T>(out);
+  const auto launch = [&](const auto& body) {
+    if (maximum == nullptr) return LaunchRows<2>(context, body, rows, n);
+    LaunchRowsWithMaximum<T, 2>(context, body, rows, n, maximum);
+  };
   if (n % kVectorSize<T> == 0 && AreAligned16(in, b, g, to)) {
-    LaunchRows<2>(context, GatedBody<T, kVectorSize<T>, Gate, kEager, kBackward>{in, b, g, to, n}, rows, n);
+    launch(GatedBody<T, kVectorSize<T>, Gate, kEager, kBackward>{in, b, g, to, n});
   } else {
-    LaunchRows<2>(context, GatedBody<T, 1, Gate, kEager, kBackward>{in, b, g, to, n}, rows, n);
+    launch(GatedBody<T, 1, Gate, kEager, kBackward>{in, b, g, to, n});
   }
 }
 

@@ -67,7 +67,9 @@ void Fp8GemmCuda(const Context& context, const Fp8Matrix& a, const Fp8Matrix& b,
   CublasFp8Gemm(context, a, b, c, options);
 }
 
-const bool g_registered = (Gemm.cuda = &GemmCuda, Fp8Gemm.cuda = &Fp8GemmCuda, true);
+void BlockProductsCuda(const Context& context, bool* available) { *available = HasFp8BlockProducts(context); }
+
+const bool g_registered = (Gemm.cuda = &GemmCuda, Fp8Gemm.cuda = &Fp8GemmCuda, Fp8BlockProducts.cuda = &BlockProductsCuda, true);
 
 }  // namespace
 }  // namespace mbridge::cuda

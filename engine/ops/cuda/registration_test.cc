@@ -5,12 +5,14 @@
 #include "engine/ops/attention_sinks.h"
 #include "engine/ops/bias_add.h"
 #include "engine/ops/bias_gelu.h"
+#include "engine/ops/block_quantize.h"
 #include "engine/ops/convert.h"
 #include "engine/ops/dropout.h"
 #include "engine/ops/dropout_mask.h"
 #include "engine/ops/embedding.h"
 #include "engine/ops/embedding_places.h"
 #include "engine/ops/expert_activation.h"
+#include "engine/ops/fp8_gemm.h"
 #include "engine/ops/geglu.h"
 #include "engine/ops/gemm.h"
 #include "engine/ops/gradient_sums.h"
@@ -41,6 +43,15 @@ TEST(CudaRegistration, OperatorsHaveCudaTwins) {
   EXPECT_NE(BiasAdd.cuda, nullptr);
   EXPECT_NE(BiasGeluForward.cuda, nullptr);
   EXPECT_NE(BiasGeluBackward.cuda, nullptr);
+  EXPECT_NE(BlockQuantize.cuda, nullptr);
+  EXPECT_NE(HadamardDownRows.cuda, nullptr);
+  EXPECT_NE(Fp8Amax.cuda, nullptr);
+  EXPECT_NE(Fp8DelayedScales.cuda, nullptr);
+  EXPECT_NE(Fp8Quantize.cuda, nullptr);
+  EXPECT_NE(Fp8QuantizeByAmax.cuda, nullptr);
+  EXPECT_NE(Fp8BlockQuantize.cuda, nullptr);
+  EXPECT_NE(Fp8BlockProducts.cuda, nullptr);
+  EXPECT_NE(Fp8Gemm.cuda, nullptr);
   EXPECT_NE(Convert.cuda, nullptr);
   EXPECT_NE(Dropout.cuda, nullptr);
   EXPECT_NE(BiasDropoutAddForward.cuda, nullptr);

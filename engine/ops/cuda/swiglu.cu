@@ -15,28 +15,41 @@ template <class T> struct Silu {
 
 template <bool kBackward>
 void Run(const Context& context, const Tensor& dy, const Tensor& x, const Tensor& bias, SwiGluKind kind, DType precision,
-         const Tensor& out) {
+         const Tensor& out, const Tensor& amax) {
   CheckStorage(x, precision);
   CheckGatedWidth(x, kBackward ? dy : out);
+  float* maximum = amax.empty() ? nullptr : amax.as<float>();
   WithType(x.dtype, [&]<class T>(T) {
     if (kind == SwiGluKind::kEager) {
-      LaunchGated<T, Silu<T>, true, kBackward>(context, dy, x, bias, out);
+      LaunchGated<T, Silu<T>, true, kBackward>(context, dy, x, bias, out, maximum);
     } else {
-      LaunchGated<T, Silu<T>, false, kBackward>(context, dy, x, bias, out);
+      LaunchGated<T, Silu<T>, false, kBackward>(context, dy, x, bias, out, maximum);
     }
   });
 }
 
+void ForwardWithAmaxCuda(const Context& context, const Tensor& x, const Tensor& bias, SwiGluKind kind, DType precision,
+                         const Tensor& y, const Tensor& amax) {
+  Run<false>(context, {}, x, bias, kind, precision, y, amax);
+}
+
+void BackwardWithAmaxCuda(const Context& context, const Tensor& dy, const Tensor& x, const Tensor& bias, SwiGluKind kind,
+                          DType precision, const Tensor& dx, const Tensor& amax) {
+  Run<true>(context, dy, x, bias, kind, precision, dx, amax);
+}
+
 void ForwardCuda(const Context& context, const Tensor& x, const Tensor& bias, SwiGluKind kind, DType precision, const Tensor& y) {
-  Run<false>(context, {}, x, bias, kind, precision, y);
+  Run<false>(context, {}, x, bias, kind, precision, y, {});
 }
 
 void BackwardCuda(const Context& context, const Tensor& dy, const Tensor& x, const Tensor& bias, SwiGluKind kind, DType precision,
                   const Tensor& dx) {
-  Run<true>(context, dy, x, bias, kind, precision, dx);
+  Run<true>(context, dy, x, bias, kind, precision, dx, {});
 }
 
-const bool g_registered = (SwiGluForward.cuda = &ForwardCuda, SwiGluBackward.cuda = &BackwardCuda, true);
+const bool g_registered =
+    (SwiGluForward.cuda = &ForwardCuda, SwiGluBackward.cuda = &BackwardCuda, SwiGluForwardWithAmax.cuda = &ForwardWithAmaxCuda,
+     SwiGluBackwardWithAmax.cuda = &BackwardWithAmaxCuda, true);
 
 }  // namespace
 }  // namespace mbridge::cuda

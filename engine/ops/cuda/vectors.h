@@ -144,17 +144,28 @@ __global__ void __launch_bounds__(256) RowsKernel(const Body body, int64_t rows,
   }
 }
 
+// How the threads of RowsKernel lie over rows of `width` columns, `per_thread` neighbours and `rows_each` rows to each.
+struct RowsLaunch {
+  RowsLaunch(int64_t rows, int64_t width, int per_thread, int rows_each) : vectors(width / per_thread) {
+    const int64_t across = (vectors + 255) / 256;
+    const int64_t threads = ((vectors + across - 1) / across + 31) / 32 * 32;
+    const int64_t block_rows = 256 / threads;
+    const int64_t chunks = (rows + rows_each * block_rows - 1) / (rows_each * block_rows);
+    if (across * chunks > INT32_MAX) ThrowEngineError("an operator over {} rows of {} columns is too large", rows, width);
+    tiles = static_cast<unsigned>(across);
+    blocks = static_cast<unsigned>(across * chunks);
+    block = dim3(static_cast<unsigned>(threads), static_cast<unsigned>(block_rows));
+  }
+  int64_t vectors;
+  unsigned tiles, blocks;
+  dim3 block;
+};
+
 // Runs a body over rows of `width` columns, a multiple of Body::kN.
 template <int kRows, class Body> void LaunchRows(const Context& context, const Body& body, int64_t rows, int64_t width) {
   if (rows == 0 || width == 0) return;
-  const int64_t vectors = width / Body::kN, tiles = (vectors + 255) / 256;
-  const int64_t threads = ((vectors + tiles - 1) / tiles + 31) / 32 * 32;
-  const int64_t block_rows = 256 / threads;
-  const int64_t chunks = (rows + kRows * block_rows - 1) / (kRows * block_rows);
-  if (tiles * chunks > INT32_MAX) ThrowEngineError("an operator over {} rows of {} columns is too large", rows, width);
-  const dim3 block(static_cast<unsigned>(threads), static_cast<unsigned>(block_rows));
-  RowsKernel<kRows>
-      <<<static_cast<unsigned>(tiles * chunks), block, 0, StreamOf(context)>>>(body, rows, vectors, static_cast<unsigned>(tiles));
+  const RowsLaunch launch(rows, width, Body::kN, kRows);
+  RowsKernel<kRows><<<launch.blocks, launch.block, 0, StreamOf(context)>>>(body, rows, launch.vectors, launch.tiles);
   MB_CUDA_LAUNCHED();
 }
 
