@@ -293,6 +293,11 @@ TEST(CudaModelSmall, FamiliesInBF16) {
   MB_NEEDS_GPU();
   for (GptConfig config : {TinyMoe(), TinyDeepSeek(), TinyGptOss(), TinyGemma()}) {
     if (config.num_moe_experts > 0) config.num_moe_experts = config.moe_router_topk = 3;
+    if (config.multi_latent_attention) {  // DeepSeek's own sizes, which flash attention takes.
+      config.qk_head_dim = config.v_head_dim = 128;
+      config.qk_pos_emb_head_dim = 64;
+      config.kv_channels = 192;
+    }
     SCOPED_TRACE(fmt::format("latent {}, sinks {}, experts {}", config.multi_latent_attention, config.attention_sinks,
                              config.num_moe_experts));
     ExpectAgrees(config, 2, 1e-3, 2e-2);
