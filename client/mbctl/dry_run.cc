@@ -8,6 +8,7 @@
 #include "client/mbctl/output.h"
 #include "mbridge/v1/job.pb.h"
 #include "mbridge/v1/recipe.pb.h"
+#include "proto/format/memory_table.h"
 #include "proto/rpc/status_details.h"
 #include "recipes/config/resolve.h"
 #include "recipes/config/text_form.h"
@@ -91,8 +92,8 @@ std::string DescribeMemory(const v1::ResolvedConfig& resolved) {
   line("optimizer", FormatBytes(memory.optimizer_bytes()));
   line("activations", FormatBytes(memory.activation_bytes()));
   line("workspace", FormatBytes(memory.workspace_bytes()));
-  line("total", FormatBytes(memory.weight_bytes() + memory.gradient_bytes() + memory.optimizer_bytes() +
-                            memory.activation_bytes() + memory.workspace_bytes()));
+  if (memory.runtime_bytes() > 0) line("CUDA", FormatBytes(memory.runtime_bytes()));
+  line("total", FormatBytes(TotalBytes(memory)));
   text += "model\n";
   line("parameters", FormatCount(static_cast<double>(memory.parameters())));
   line("FLOP per token", FormatCount(static_cast<double>(resolved.flops_per_token())));
@@ -137,6 +138,7 @@ absl::StatusOr<v1::ResolvedConfig> ResolveLocally(const v1::JobSpec& spec, bool 
   request.config_yaml = spec.config_yaml();
   request.overrides.assign(spec.overrides().begin(), spec.overrides().end());
   request.ranks = spec.ranks();
+  request.device = spec.device();
   request.require_trainable = as_a_job;
   auto resolved = recipes::Resolve(request);
   if (!as_a_job || ReasonOf(resolved.status()) != v1::REASON_UNSUPPORTED_MODEL) return resolved;

@@ -27,6 +27,10 @@ class CpuDevice : public Device {
   void WaitFor(void*) override {}
   Context MakeContext(size_t) override { return {}; }
   void Synchronize(const Context&) override {}
+  void BeginRecording(const Context&) override { ThrowEngineError("the CPU records no graphs"); }
+  std::shared_ptr<void> EndRecording(const Context&) override { ThrowEngineError("the CPU records no graphs"); }
+  void DropRecording(const Context&) override {}
+  void Launch(const Context&, const std::shared_ptr<void>&) override { ThrowEngineError("the CPU launches no graphs"); }
   Memory MemoryNow() override { return {}; }
 };
 

@@ -32,6 +32,12 @@ class Device {
   virtual Context MakeContext(size_t workspace_bytes) = 0;
   // Waits for all work of the context's stream. Throws REASON_ENGINE_ERROR for a fault of an earlier kernel.
   virtual void Synchronize(const Context& context) = 0;
+  // Work enqueued between the first two calls is recorded instead of done, and becomes a graph; Launch enqueues it, as often as
+  // wanted. DropRecording ends a recording that failed. Throw REASON_ENGINE_ERROR, always on the CPU.
+  virtual void BeginRecording(const Context& context) = 0;
+  virtual std::shared_ptr<void> EndRecording(const Context& context) = 0;
+  virtual void DropRecording(const Context& context) = 0;
+  virtual void Launch(const Context& context, const std::shared_ptr<void>& graph) = 0;
   struct Memory {
     int64_t free_bytes = 0, total_bytes = 0;
   };

@@ -47,6 +47,15 @@ int ParameterStore::Find(std::string_view name) const {
   return -1;
 }
 
+int64_t ParameterStore::PlannedElements() const {
+  int64_t total = 0;
+  for (const Parameter& parameter : parameters_) {
+    if (parameter.spec.trainable)
+      total += (parameter.spec.shape.NumElements() + kAlignElements - 1) / kAlignElements * kAlignElements;
+  }
+  return total;
+}
+
 int64_t ParameterStore::NumElements() const {
   int64_t total = 0;
   for (const Parameter& parameter : parameters_) {

@@ -49,6 +49,7 @@ class ParameterStore {
   Tensor values() const { return values_; }       // 1-D, model dtype, with the alignment gaps (always zero).
   Tensor main_grads() const { return grads_; }    // 1-D, F32, same element offsets as values().
   int64_t capacity() const { return capacity_; }  // Elements that each buffer has memory for.
+  int64_t PlannedElements() const;                // That values() has, or will have.
   int64_t NumElements() const;                    // Of the trainable ones, without gaps.
   int64_t NumGlobalElements() const;              // The same of the whole tensors that this rank has shards of.
   DType dtype() const { return dtype_; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <omp.h>
@@ -36,9 +37,32 @@ void CheckIds(const char* what, const int32_t* ids, int64_t count, int64_t end) 
                     fmt::format("{} {} at place {} of the microbatch: 0 to {}", what, *bad, bad - ids, end - 1));
 }
 
+// Neighbouring layers. `again`: their activations, but for the first one's input, share memory with those of other such groups
+// and are made again in backward.
+struct LayerGroup {
+  int64_t begin = 0, end = 0;
+  bool again = false;
+  PhiloxStream default_stream, model_parallel;  // Where the streams stood before the group.
+};
+
+std::vector<LayerGroup> GroupsOf(const GptConfig& c) {
+  const bool uniform = c.recompute == Recompute::kUniform, block = c.recompute == Recompute::kBlock;
+  const int64_t recomputed = uniform ? c.num_layers : block ? std::min(c.recompute_num_layers, c.num_layers) : 0;
+  std::vector<LayerGroup> groups;
+  for (int64_t begin = 0; begin < c.num_layers;) {
+    const bool again = begin < recomputed;
+    const int64_t length = !again ? c.num_layers : uniform ? c.recompute_num_layers : 1;
+    groups.push_back({begin, std::min(begin + length, c.num_layers), again, {}, {}});
+    begin += length;
+  }
+  return groups;
+}
+
 // Everything that a microbatch writes, allocated once.
 struct Activations {
   std::vector<LayerRecord> layers;
+  std::vector<LayerGroup> groups;
+  size_t kept_bytes = 0;  // Of the arena: what backward reads. The rest is scratch.
   Tensor embedding_keep;  // U8 [stream length, b, h], empty without dropout.
   Tensor last_hidden;     // [stream length, b, h]: output of the last layer.
   NormRecord final_norm;
@@ -54,23 +78,36 @@ struct Activations {
   LayerScratch layer_scratch;
   OutputHeadScratch head;
 
-  static Activations Allocate(Arena* arena, const Step& step) {
+  // The layers' records; `again` is shared by what is recomputed.
+  void AllocateLayers(Arena* arena, Arena* again, const Step& step) {
+    const Shape stream_shape{step.stream_length(), step.micro_batch_size, step.config->hidden_size};
+    groups = GroupsOf(*step.config);
+    for (const LayerGroup& group : groups) {
+      again->Reset();
+      for (int64_t i = group.begin; i < group.end; ++i) {
+        if (!group.again) again->Reset();
+        const Tensor input = (group.again && i > group.begin ? again : arena)->Allocate(step.storage, stream_shape);
+        layers.push_back(LayerRecord::Allocate(group.again ? again : arena, again, step, i));
+        LayerRecord& record = layers.back();
+        record.input = input;
+        for (Tensor* sum : {&record.moe.load, &record.moe.balance_loss}) {
+          if (group.again && sum->shape.rank() > 0) *sum = arena->Allocate(sum->dtype, sum->shape);
+        }
+      }
+    }
+  }
+
+  static Activations Allocate(Arena* arena, Arena* again, const Step& step) {
     const GptConfig& c = *step.config;
     const int64_t s = step.seq_length, b = step.micro_batch_size, h = c.hidden_size;
     const Shape stream_shape{step.stream_length(), b, h};
     Activations a;
     if (c.hidden_dropout > 0.0) a.embedding_keep = arena->Allocate(DType::kU8, stream_shape);
-    for (int64_t i = 0; i <= c.num_layers; ++i) {
-      const Tensor stream = arena->Allocate(step.storage, stream_shape);
-      if (i == c.num_layers) {
-        a.last_hidden = stream;
-      } else {
-        a.layers.push_back(LayerRecord::Allocate(arena, step, i));
-        a.layers.back().input = stream;
-      }
-    }
+    a.AllocateLayers(arena, again, step);
+    a.last_hidden = arena->Allocate(step.storage, stream_shape);
     a.final_norm = NormRecord::Allocate(arena, step);
     a.normed = arena->Allocate(step.storage, stream_shape);
+    a.kept_bytes = arena->Mark();
     a.gradient = arena->Allocate(step.storage, stream_shape);
     if (step.tensor_parallel.sequence_parallel) a.whole_sequence = arena->Allocate(step.storage, {s, b, h});
     if (step.tensor_parallel.size() > 1) {
@@ -112,10 +149,21 @@ struct GptModel::Impl {
 
   std::unique_ptr<NarrowLinears> narrow = std::make_unique<NarrowLinears>();
   Weights weights;
-  Arena arena = Arena::Planning();
+  Arena arena = Arena::Planning(), again = Arena::Planning();
   Activations activations;
   MicrobatchInputs inputs;
   int64_t micro_batch_size = 0;
+
+  // A CUDA graph and what it was recorded for.
+  struct Recording {
+    std::shared_ptr<void> graph;
+    float grad_scale = 0;
+    size_t batches = 0;
+    uint64_t default_advance = 0, model_parallel_advance = 0;  // Of the streams.
+  };
+  Graphs graphs = Graphs::kNone;
+  int64_t calls_before_graphs = 0;
+  Recording recording;
 
   // How a parameter is split over the tensor-parallel ranks.
   struct Split {
@@ -250,7 +298,8 @@ struct GptModel::Impl {
     return p;
   }
 
-  Step StepFor(RngStreams* streams) const {
+  Step StepFor(RngStreams* streams) const { return StepFor(streams, micro_batch_size); }
+  Step StepFor(RngStreams* streams, int64_t batch) const {
     TensorParallel parallel = tensor_parallel;
     parallel.whole_sequence = activations.whole_sequence;
     return {.context = context,
@@ -258,7 +307,7 @@ struct GptModel::Impl {
             .precision = config.dtype,
             .storage = storage,
             .seq_length = config.seq_length,
-            .micro_batch_size = micro_batch_size,
+            .micro_batch_size = batch,
             .rotary_cosine = activations.rotary_cosine,
             .rotary_sine = activations.rotary_sine,
             .rotary_local_cosine = activations.rotary_local_cosine,
@@ -272,9 +321,12 @@ struct GptModel::Impl {
   void Embed(const Step& step, const DeviceMicrobatch& batch);
   void EmbedBackward(const Step& step, const DeviceMicrobatch& batch);
   void Forward(const Step& step, const DeviceMicrobatch& batch);
+  void Again(const Step& step, const LayerGroup& group);
   void Backward(const Step& step, const DeviceMicrobatch& batch);
   // From the batch to its loss, which joins loss_totals; `grad_scale` 0 in evaluation.
-  DeviceMicrobatch ForwardToLoss(const Step& step, const HostMicrobatch& host, float grad_scale);
+  void ForwardToLoss(const Step& step, const DeviceMicrobatch& batch, float grad_scale);
+  void RunBatch(const HostMicrobatch& batch, float grad_scale, RngStreams* streams);
+  void Replay(std::span<const HostMicrobatch> batches, float grad_scale, RngStreams* streams);
   void FillTable(const GptConfig& table_config, const Tensor& cosine, const Tensor& sine) const;
   void CheckBatch(const HostMicrobatch& batch) const;
 };
@@ -321,11 +373,31 @@ void GptModel::Impl::Forward(const Step& step, const DeviceMicrobatch& batch) {
   Activations& a = activations;
   Embed(step, batch);
   ScaleEmbeddings(step, a.layers[0].input);
-  for (size_t i = 0; i < layers.size(); ++i) {
-    const Tensor& output = i + 1 < layers.size() ? a.layers[i + 1].input : a.last_hidden;
-    TransformerLayerForward(step, layers[i], weights, a.layer_scratch, &a.layers[i], output);
+  for (LayerGroup& group : a.groups) {
+    if (step.training()) {
+      group.default_stream = step.streams->default_stream;
+      group.model_parallel = step.streams->model_parallel;
+    }
+    for (int64_t i = group.begin; i < group.end; ++i) {
+      const Tensor& output = i + 1 < config.num_layers ? a.layers[i + 1].input : a.last_hidden;
+      TransformerLayerForward(step, layers[i], weights, a.layer_scratch, &a.layers[i], output);
+    }
   }
   final_norm.Forward(step, weights, a.last_hidden, a.final_norm, a.normed);
+}
+
+// The activations of a group from the input of its first layer, dropout masks included.
+void GptModel::Impl::Again(const Step& step, const LayerGroup& group) {
+  Activations& a = activations;
+  const PhiloxStream default_stream = step.streams->default_stream, model_parallel = step.streams->model_parallel;
+  step.streams->default_stream = group.default_stream;
+  step.streams->model_parallel = group.model_parallel;
+  for (int64_t i = group.begin; i < group.end; ++i) {
+    TransformerLayerAgain(step, layers[i], weights, a.layer_scratch, a.layers[i],
+                          i + 1 < group.end ? a.layers[i + 1].input : Tensor());
+  }
+  step.streams->default_stream = default_stream;
+  step.streams->model_parallel = model_parallel;
 }
 
 // From the output head's gradients to the embedding's.
@@ -335,8 +407,13 @@ void GptModel::Impl::Backward(const Step& step, const DeviceMicrobatch& batch) {
   Convert(step.context, a.head.input_grad.View(head_grad.shape), step.precision, head_grad);
   SumPartial(step, head_grad, a.gradient);
   final_norm.Backward(step, weights, a.gradient, a.last_hidden, a.final_norm, {}, a.gradient);
-  for (size_t i = layers.size(); i-- > 0;) {
-    TransformerLayerBackward(step, layers[i], weights, a.layer_scratch, a.layers[i], a.gradient);
+  bool newest = true;  // The last group's activations are still there from forward.
+  for (size_t g = a.groups.size(); g-- > 0;) {
+    const LayerGroup& group = a.groups[g];
+    if (group.again && !std::exchange(newest, false)) Again(step, group);
+    for (int64_t i = group.end; i-- > group.begin;) {
+      TransformerLayerBackward(step, layers[i], weights, a.layer_scratch, a.layers[i], a.gradient);
+    }
   }
   ScaleEmbeddings(step, a.gradient);
   if (config.hidden_dropout > 0.0) {
@@ -360,9 +437,8 @@ void GptModel::Impl::EmbedBackward(const Step& step, const DeviceMicrobatch& bat
                     join ? a.head.weight_grad : weights.main_grad(word_table), a.touched_words, a.gathered);
 }
 
-DeviceMicrobatch GptModel::Impl::ForwardToLoss(const Step& step, const HostMicrobatch& host, float grad_scale) {
+void GptModel::Impl::ForwardToLoss(const Step& step, const DeviceMicrobatch& batch, float grad_scale) {
   Activations& a = activations;
-  const DeviceMicrobatch batch = inputs.Upload(host);
   Tensor labels = batch.labels;
   if (step.tensor_parallel.size() > 1) {
     labels = a.local_labels;
@@ -374,7 +450,45 @@ DeviceMicrobatch GptModel::Impl::ForwardToLoss(const Step& step, const HostMicro
   OutputHeadRun(step, GatherSequence(step, a.normed), weights.value(output_table),
                 step.fuse_gradients() ? weights.main_grad(output_table) : a.head.weight_grad, a.head);
   AddLossSums(step.context, a.head.loss, batch.loss_mask, a.loss_totals);
-  return batch;
+}
+
+void GptModel::Impl::RunBatch(const HostMicrobatch& host, float grad_scale, RngStreams* streams) {
+  Step step = StepFor(streams);
+  step.grad_scale = grad_scale;
+  const DeviceMicrobatch batch = inputs.Upload(host);
+  ForwardToLoss(step, batch, grad_scale);
+  Backward(step, batch);
+}
+
+// The graph reads the batches at fixed addresses, and there too where the streams stand.
+void GptModel::Impl::Replay(std::span<const HostMicrobatch> batches, float grad_scale, RngStreams* streams) {
+  Device& device = DeviceOf(context.device);
+  PhiloxStream &first = streams->default_stream, &second = streams->model_parallel;
+  const MicrobatchInputs::Words words = {first.seed, first.offset, second.seed, second.offset};
+  std::vector<DeviceMicrobatch> uploaded;
+  for (size_t i = 0; i < batches.size(); ++i) uploaded.push_back(inputs.Upload(batches[i], static_cast<int>(i), words));
+  if (recording.graph != nullptr && recording.grad_scale == grad_scale && recording.batches == batches.size()) {
+    first.offset += recording.default_advance;
+    second.offset += recording.model_parallel_advance;
+  } else {
+    recording = {};
+    const RecordedStreams recorded{inputs.WordsAt(0), first.offset, second.offset};
+    Step step = StepFor(streams);
+    step.grad_scale = grad_scale;
+    step.recorded = &recorded;
+    device.BeginRecording(context);
+    try {
+      for (const DeviceMicrobatch& batch : uploaded) {
+        ForwardToLoss(step, batch, grad_scale);
+        Backward(step, batch);
+      }
+    } catch (...) {
+      device.DropRecording(context);
+      throw;
+    }
+    recording = {device.EndRecording(context), grad_scale, batches.size(), first.offset - words[1], second.offset - words[3]};
+  }
+  device.Launch(context, recording.graph);
 }
 
 void GptModel::Impl::FillTable(const GptConfig& table_config, const Tensor& cosine, const Tensor& sine) const {
@@ -463,15 +577,17 @@ void GptModel::Prepare(const ParameterStore& store, int micro_batch_size) {
   m.weights = Weights(&store, m.storage);
   m.narrow->Prepare(m.config.seq_length * micro_batch_size);
   m.narrow->OnWeightsChanged(m.weights);
-  Arena plan = Arena::Planning(m.context.device);
-  Activations::Allocate(&plan, m.StepFor(nullptr));
+  Arena plan = Arena::Planning(m.context.device), plan_again = Arena::Planning(m.context.device);
+  Activations::Allocate(&plan, &plan_again, m.StepFor(nullptr));
   m.arena = Arena(plan.peak(), m.context.device);
-  m.activations = Activations::Allocate(&m.arena, m.StepFor(nullptr));
+  m.again = Arena(plan_again.peak(), m.context.device);
+  m.activations = Activations::Allocate(&m.arena, &m.again, m.StepFor(nullptr));
   for (int64_t layer = 0; layer < m.share.num_layers; ++layer) {
     if (!HasAttention(m.share, layer)) continue;
     PrepareCoreAttention(m.StepFor(nullptr), AttentionOptionsOf(m.StepFor(nullptr), layer));
   }
   m.inputs = MicrobatchInputs(m.context, micro_batch_size, m.config.seq_length);
+  m.recording = {};
   Activations& a = m.activations;
   if (!a.rotary_cosine.empty()) {
     m.FillTable(m.config, a.rotary_cosine, a.rotary_sine);
@@ -519,17 +635,36 @@ std::vector<std::pair<std::string, Tensor>> GptModel::StateTensors() const { ret
 void GptModel::OnStateRestored() { impl_->narrow->Restored(); }
 
 void GptModel::AddForwardBackward(const HostMicrobatch& batch, float grad_scale, RngStreams* streams) {
+  AddForwardBackwards({&batch, 1}, grad_scale, streams);
+}
+
+void GptModel::AddForwardBackwards(std::span<const HostMicrobatch> batches, float grad_scale, RngStreams* streams) {
   Impl& m = *impl_;
-  m.CheckBatch(batch);
+  for (const HostMicrobatch& batch : batches) m.CheckBatch(batch);
   if (streams == nullptr) ThrowEngineError("training without random streams");
-  Step step = m.StepFor(streams);
-  step.grad_scale = grad_scale;
-  m.Backward(step, m.ForwardToLoss(step, batch, grad_scale));
+  const bool replay = m.graphs != Graphs::kNone && m.calls_before_graphs-- <= 0;
+  if (replay && m.graphs == Graphs::kCall) return m.Replay(batches, grad_scale, streams);
+  for (size_t i = 0; i < batches.size(); ++i) {
+    if (replay) {
+      m.Replay(batches.subspan(i, 1), grad_scale, streams);
+    } else {
+      m.RunBatch(batches[i], grad_scale, streams);
+    }
+  }
+}
+
+void GptModel::UseGraphs(Graphs graphs, int microbatches, int64_t warm_up) {
+  Impl& m = *impl_;
+  if (m.context.device == DeviceType::kCpu) return;
+  m.graphs = graphs;
+  m.calls_before_graphs = warm_up;
+  m.recording = {};
+  if (graphs == Graphs::kCall) m.inputs = MicrobatchInputs(m.context, m.micro_batch_size, m.config.seq_length, microbatches);
 }
 
 void GptModel::AddEvaluation(const HostMicrobatch& batch) {
   impl_->CheckBatch(batch);
-  impl_->ForwardToLoss(impl_->StepFor(nullptr), batch, 0.0f);
+  impl_->ForwardToLoss(impl_->StepFor(nullptr), impl_->inputs.Upload(batch), 0.0f);
 }
 
 GptModel::LossSum GptModel::TakeLossSum() {
@@ -571,7 +706,20 @@ void GptModel::Logits(const int32_t* tokens, const int32_t* position_ids, const 
 const GptConfig& GptModel::config() const { return impl_->config; }
 
 int64_t GptModel::ActivationBytes() const {
-  return static_cast<int64_t>(impl_->arena.capacity()) + impl_->weights.bytes() + impl_->narrow->bytes();
+  return static_cast<int64_t>(impl_->arena.capacity() + impl_->again.capacity()) + impl_->weights.bytes() +
+         impl_->narrow->bytes();
+}
+
+GptModel::MemoryPlan GptModel::PlanMemory(const ParameterStore& store, int micro_batch_size) const {
+  const Impl& m = *impl_;
+  Arena arena = Arena::Planning(m.context.device), again = Arena::Planning(m.context.device);
+  const Activations a = Activations::Allocate(&arena, &again, m.StepFor(nullptr, micro_batch_size));
+  const auto bytes = [](size_t count) { return static_cast<int64_t>(count); };
+  MemoryPlan plan;
+  plan.activations = bytes(a.kept_bytes + again.peak());
+  plan.scratch = bytes(arena.peak() - a.kept_bytes) + m.narrow->PlannedBytes(m.config.seq_length * micro_batch_size);
+  if (m.storage != store.dtype()) plan.weight_copies = store.PlannedElements() * bytes(SizeOf(m.storage));
+  return plan;
 }
 
 double GptModel::FlopsPerToken() const {

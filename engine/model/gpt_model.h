@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -55,6 +56,14 @@ class GptModel {
   // of microbatches, times the loss scale. Draws dropout masks from `streams` in Megatron-LM's order. The losses join those that
   // TakeLossSum returns. On a GPU the work is enqueued; the arrays may change when the call returns.
   void AddForwardBackward(const HostMicrobatch& batch, float grad_scale, RngStreams* streams);
+  // The same of several microbatches, one after another.
+  void AddForwardBackwards(std::span<const HostMicrobatch> batches, float grad_scale, RngStreams* streams);
+
+  // Of what a GPU replays a CUDA graph: nothing, each microbatch, all those of a call together.
+  enum class Graphs : uint8_t { kNone, kMicrobatch, kCall };
+  // After Prepare. Graphs are recorded after `warm_up` calls of the two functions above, and again whenever grad_scale changes;
+  // the bits stay the same. `microbatches`: the most in a call. No effect on a CPU.
+  void UseGraphs(Graphs graphs, int microbatches, int64_t warm_up);
   // The loss of a microbatch without dropout and gradients joins the others; draws nothing.
   void AddEvaluation(const HostMicrobatch& batch);
   // The sums over all microbatches since the last call; waits for the GPU.
@@ -86,6 +95,13 @@ class GptModel {
   const GptConfig& config() const;  // Of the whole model.
   // Bytes allocated by Prepare: activations, workspaces and weight copies.
   int64_t ActivationBytes() const;
+  struct MemoryPlan {
+    int64_t activations = 0;    // From forward to backward.
+    int64_t scratch = 0;        // Workspaces.
+    int64_t weight_copies = 0;  // In the type of the products, on a CPU.
+  };
+  // The same bytes, but for a few of alignment, without allocating: of parameters that DeclareParameters has put into the store.
+  MemoryPlan PlanMemory(const ParameterStore& store, int micro_batch_size) const;
   // Model FLOPs of a training step per token, 3 times the forward pass (Megatron-LM's num_floating_point_operations).
   double FlopsPerToken() const;
 

@@ -27,10 +27,16 @@ struct DeviceMicrobatch {
 class MicrobatchInputs {
  public:
   MicrobatchInputs() = default;
-  // Allocates for microbatches of [b, s]. Throws REASON_OUT_OF_MEMORY.
-  MicrobatchInputs(const Context& context, int64_t b, int64_t s);
-  // The tensors are valid until the next call (on a GPU: for work enqueued before it).
-  DeviceMicrobatch Upload(const HostMicrobatch& host);
+  // The words that go with a microbatch.
+  using Words = std::array<uint64_t, 4>;
+
+  // Allocates places for `places` microbatches of [b, s]. Throws REASON_OUT_OF_MEMORY.
+  MicrobatchInputs(const Context& context, int64_t b, int64_t s, int places = 1);
+  // The tensors are valid until the next call with this place (on a GPU: for work enqueued before it), and always at the same
+  // addresses.
+  DeviceMicrobatch Upload(const HostMicrobatch& host, int place = 0, const Words& words = {});
+  // Where the words of a place are on the GPU; null on the CPU.
+  const uint64_t* WordsAt(int place) const;
 
  private:
   // Copies in flight before the host has to wait for the oldest.
@@ -39,6 +45,8 @@ class MicrobatchInputs {
     std::shared_ptr<char> host;
     void* copied = nullptr;  // Event.
   };
+
+  size_t bytes() const;  // Of a place.
 
   Context context_;
   int64_t b_ = 0, s_ = 0;

@@ -12,6 +12,21 @@ namespace {
 
 RotaryPairs PairsOf(const GptConfig& c) { return c.rotary_interleaved ? RotaryPairs::kInterleaved : RotaryPairs::kHalves; }
 
+const Tensor& DownOf(const MlaScratch& scratch, const MlaRecord& r) { return r.down.shape.rank() == 0 ? scratch.down : r.down; }
+
+// MlaUpForward; x of the whole sequence.
+void UpFromWhole(const Step& step, const MlaParameters& p, const Weights& weights, const MlaScratch& scratch, const MlaRecord& r,
+                 const Tensor& x, const Tensor& qkv) {
+  if (step.config->q_lora_rank > 0) {
+    p.q_up.Forward(step, weights, r.q_normed, scratch.query);
+  } else {
+    p.q.Forward(step, weights, x, scratch.query);
+  }
+  p.kv_up.Forward(step, weights, r.latent_normed, scratch.key_value);
+  MlaJoinHeads(step.context, scratch.query, scratch.key_value, DownOf(scratch, r), step.rotary_cosine, step.rotary_sine,
+               MlaLayoutOf(*step.config), PairsOf(*step.config), step.precision, qkv);
+}
+
 }  // namespace
 
 MlaLayout MlaLayoutOf(const GptConfig& c) { return {c.num_attention_heads, c.qk_head_dim, c.qk_pos_emb_head_dim, c.v_head_dim}; }
@@ -62,6 +77,8 @@ MlaRecord MlaRecord::Allocate(Arena* arena, const Step& step) {
   r.latent = activation(c.kv_lora_rank);
   r.latent_normed = activation(c.kv_lora_rank);
   r.kv_rstd = arena->Allocate(DType::kF32, {s * b});
+  if (c.recompute == Recompute::kSelective && c.recompute_modules.mla_up_proj)
+    r.down = activation(c.kv_lora_rank + c.qk_pos_emb_head_dim);
   return r;
 }
 
@@ -89,16 +106,17 @@ void MlaForward(const Step& step, const MlaParameters& p, const Weights& weights
   if (c.q_lora_rank > 0) {
     p.q_down.Forward(step, weights, x, r.q_down);
     RmsNormForward(step.context, r.q_down, weights.value(p.q_gamma), NormOptionsOf(step), r.q_normed, r.q_rstd);
-    p.q_up.Forward(step, weights, r.q_normed, scratch.query);
-  } else {
-    p.q.Forward(step, weights, x, scratch.query);
   }
-  p.kv_down.Forward(step, weights, x, scratch.down);
-  CopyColumns(step.context, scratch.down, 0, r.latent, 0, c.kv_lora_rank, step.precision);
+  const Tensor& down = DownOf(scratch, r);
+  p.kv_down.Forward(step, weights, x, down);
+  CopyColumns(step.context, down, 0, r.latent, 0, c.kv_lora_rank, step.precision);
   RmsNormForward(step.context, r.latent, weights.value(p.kv_gamma), NormOptionsOf(step), r.latent_normed, r.kv_rstd);
-  p.kv_up.Forward(step, weights, r.latent_normed, scratch.key_value);
-  MlaJoinHeads(step.context, scratch.query, scratch.key_value, scratch.down, step.rotary_cosine, step.rotary_sine, MlaLayoutOf(c),
-               PairsOf(c), step.precision, qkv);
+  UpFromWhole(step, p, weights, scratch, r, x, qkv);
+}
+
+void MlaUpForward(const Step& step, const MlaParameters& p, const Weights& weights, const MlaScratch& scratch, const MlaRecord& r,
+                  const Tensor& x, const Tensor& qkv) {
+  UpFromWhole(step, p, weights, scratch, r, step.config->q_lora_rank > 0 ? Tensor() : GatherSequence(step, x), qkv);
 }
 
 void MlaBackward(const Step& step, const MlaParameters& p, const Weights& weights, const MlaScratch& scratch, const MlaRecord& r,

@@ -31,6 +31,7 @@ MlaParameters DeclareMla(const GptConfig& config, const std::string& prefix,
 struct MlaRecord {
   Tensor q_down, q_normed, q_rstd;        // q_lora_rank; F32 [rows].
   Tensor latent, latent_normed, kv_rstd;  // kv_lora_rank; F32 [rows].
+  Tensor down;                            // Output of linear_kv_down_proj, where qkv is made again in backward.
 
   static MlaRecord Allocate(Arena* arena, const Step& step);
 };
@@ -56,6 +57,10 @@ int64_t LargestMlaWeight(const GptConfig& config);
 // qkv [s, b, MlaLayoutOf().qkv().width()], turned, from x.
 void MlaForward(const Step& step, const MlaParameters& parameters, const Weights& weights, const MlaScratch& scratch,
                 const MlaRecord& record, const Tensor& x, const Tensor& qkv);
+
+// The part of MlaForward from the latent vectors on (and the queries from x, where they have none).
+void MlaUpForward(const Step& step, const MlaParameters& parameters, const Weights& weights, const MlaScratch& scratch,
+                  const MlaRecord& record, const Tensor& x, const Tensor& qkv);
 
 // dx from d_qkv. Adds to the main gradients. weight_grad: F32, at least LargestMlaWeight.
 void MlaBackward(const Step& step, const MlaParameters& parameters, const Weights& weights, const MlaScratch& scratch,

@@ -227,8 +227,10 @@ MoeParameters DeclareMoe(const GptConfig& c, const std::string& prefix,
   return p;
 }
 
-MoeRecord MoeRecord::Allocate(Arena* arena, const Step& step) {
+MoeRecord MoeRecord::Allocate(Arena* kept, Arena* again, const Step& step) {
   const GptConfig& c = *step.config;
+  const RecomputeModules modules = c.recompute == Recompute::kSelective ? c.recompute_modules : RecomputeModules();
+  Arena* const arena = modules.moe ? again : kept;
   const int64_t tokens = TokensOf(step), count = c.num_moe_experts, k = c.moe_router_topk, rows = tokens * k;
   const int64_t n = c.moe_ffn_hidden_size, shared = c.moe_shared_expert_intermediate_size;
   const auto activation = [&](int64_t of, int64_t width) { return arena->Allocate(step.storage, {of, width}); };
@@ -241,7 +243,7 @@ MoeRecord MoeRecord::Allocate(Arena* arena, const Step& step) {
   r.rows = {arena->Allocate(DType::kI32, {count + 1}), arena->Allocate(DType::kI32, {rows}),
             arena->Allocate(DType::kI32, {rows})};
   r.fc1_output = activation(rows, 2 * n);
-  r.activated = activation(rows, n);
+  r.activated = (modules.moe_act ? again : arena)->Allocate(step.storage, {rows, n});
   if (shared > 0) {
     r.shared_fc1_output = activation(tokens, 2 * shared);
     r.shared_activated = activation(tokens, shared);
@@ -251,8 +253,8 @@ MoeRecord MoeRecord::Allocate(Arena* arena, const Step& step) {
     r.shared_gate = floats({tokens, 1});
   }
   r.slopes = floats({c.moe_load_balancing == LoadBalancing::kSequence ? step.micro_batch_size : 1, count});
-  r.balance_loss = floats({1});
-  r.load = floats({count});
+  r.balance_loss = kept->Allocate(DType::kF32, {1});
+  r.load = kept->Allocate(DType::kF32, {count});
   return r;
 }
 
@@ -286,6 +288,10 @@ MoeScratch MoeScratch::Allocate(Arena* arena, const Step& step) {
   return scratch;
 }
 
+void MoeActivation(const Step& step, const MoeRecord& r) {
+  ExpertActivationForward(step.context, r.fc1_output, r.rows, r.probabilities, ExpertActivationOf(step), r.activated);
+}
+
 void MoeForward(const Step& step, const MoeParameters& p, const Weights& weights, const MoeScratch& scratch, const MoeRecord& r,
                 const Tensor& own_x, const Tensor& output) {
   const Context& context = step.context;
@@ -296,7 +302,7 @@ void MoeForward(const Step& step, const MoeParameters& p, const Weights& weights
   if (p.fc1_bias >= 0) {
     ExpertBiasAdd(context, r.fc1_output, Values(step, weights, p.fc1_bias), r.rows, {}, step.precision);
   }
-  ExpertActivationForward(context, r.fc1_output, r.rows, r.probabilities, ExpertActivationOf(step), r.activated);
+  MoeActivation(step, r);
   GroupedGemm(context, r.activated, Values(step, weights, p.fc2), r.rows.offsets, scratch.sorted_b);
   if (p.fc2_bias >= 0 && AddsReplicated(step)) {
     ExpertBiasAdd(context, scratch.sorted_b, Values(step, weights, p.fc2_bias), r.rows, r.probabilities, step.precision);

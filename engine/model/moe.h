@@ -44,7 +44,8 @@ struct MoeRecord {
   Tensor balance_loss;                         // F32 [1]: sum over microbatches, coefficient included.
   Tensor load;                                 // F32 [E]: tokens of each expert since the expert bias moved.
 
-  static MoeRecord Allocate(Arena* arena, const Step& step);
+  // What selective recomputation makes again in backward comes from `again`, which layers may share.
+  static MoeRecord Allocate(Arena* arena, Arena* again, const Step& step);
 };
 
 struct MoeScratch {
@@ -60,12 +61,15 @@ struct MoeScratch {
   static MoeScratch Allocate(Arena* arena, const Step& step);
 };
 
-// Over tensor-parallel ranks each expert is split as a plain MLP is; every rank routes all tokens, so that router and load are the
-// same on all. x, output, dx and dy are of the residual stream: [s, b, h], or this rank's rows with sequence parallelism.
+// Over tensor-parallel ranks each expert is split as a plain MLP is; every rank routes all tokens, so that router and load are
+// the same on all. x, output, dx and dy are of the residual stream: [s, b, h], or this rank's rows with sequence parallelism.
 
 // output from x. In training counts the load and prepares the balance loss.
 void MoeForward(const Step& step, const MoeParameters& parameters, const Weights& weights, const MoeScratch& scratch,
                 const MoeRecord& record, const Tensor& x, const Tensor& output);
+
+// record.activated from record.fc1_output, as MoeForward does it.
+void MoeActivation(const Step& step, const MoeRecord& record);
 
 // dx from dy, apart. Adds to the main gradients.
 void MoeBackward(const Step& step, const MoeParameters& parameters, const Weights& weights, const MoeScratch& scratch,

@@ -101,6 +101,19 @@ void NarrowLinears::AllocateScratch(Arena* arena, int64_t tokens) {
   if (options_.weight_gradients) gradient_transposed_scales_ = blocks(max_out_);
 }
 
+int64_t NarrowLinears::PlannedBytes(int64_t tokens) const {
+  if (empty()) return 0;
+  NarrowLinears planned(options_, context_, storage_);
+  planned.layers_ = layers_;
+  planned.max_in_ = max_in_;
+  planned.max_out_ = max_out_;
+  planned.block_codes_ = planned.HasBlockProducts(tokens);
+  Arena plan = Arena::Planning(context_.device);
+  for (Layer& layer : planned.layers_) planned.AllocateCopies(&plan, &layer);
+  planned.AllocateScratch(&plan, tokens);
+  return static_cast<int64_t>(plan.peak());
+}
+
 void NarrowLinears::Prepare(int64_t tokens) {
   if (empty()) return;
   const int64_t block = SideOf(options_);

@@ -43,6 +43,8 @@ class NarrowLinears {
   // Memory for `tokens` tokens at once; the state of delayed scaling stays. Throws REASON_INVALID_CONFIG for tokens that make no
   // whole blocks, REASON_OUT_OF_MEMORY.
   void Prepare(int64_t tokens);
+  // What Prepare takes, without taking it.
+  int64_t PlannedBytes(int64_t tokens) const;
   int64_t bytes() const { return static_cast<int64_t>(memory_.capacity()); }
 
   // Whether backward needs no input but the codes. `whole`: the input is at hand wholly, not as this rank's part of it.

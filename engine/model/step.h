@@ -5,10 +5,18 @@
 #include "engine/core/torch_random.h"
 #include "engine/model/gpt_config.h"
 #include "engine/model/tensor_parallel.h"
+#include "engine/ops/dropout_mask.h"
 
 namespace mbridge {
 
 class NarrowLinears;
+
+// A CUDA graph is recorded once and replayed at other positions of the streams.
+struct RecordedStreams {
+  const uint64_t* words =
+      nullptr;  // On the device: seed and offset of default_stream, of model_parallel, where the graph begins.
+  uint64_t default_offset = 0, model_parallel_offset = 0;  // The same offsets when it was recorded.
+};
 
 struct Step {
   Context context;
@@ -24,6 +32,8 @@ struct Step {
   float grad_scale = 0.0f;          // Upstream gradient of auxiliary losses: 1 / microbatches times the loss scale.
   RngStreams* streams = nullptr;    // Null in evaluation: no dropout, nothing is kept for backward.
 
+  const RecordedStreams* recorded = nullptr;  // While a CUDA graph is recorded.
+
   bool training() const { return streams != nullptr; }
   // Weight gradients go from the matrix product into the fp32 main gradients, without a rounding to the model dtype in between
   // (Megatron-LM's gradient_accumulation_fusion): one pass over memory less, so always on a GPU.
@@ -35,6 +45,9 @@ struct Step {
     return tensor_parallel.sequence_parallel ? &streams->model_parallel : &streams->default_stream;
   }
 };
+
+// Where the next mask of one of the step's two streams is drawn.
+MaskPosition PositionOf(const Step& step, const PhiloxStream* stream);
 
 // Draws the keep mask of an eager dropout and advances the stream.
 void DrawEagerMask(const Step& step, PhiloxStream* stream, double p, const Tensor& keep);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "engine/ops/bias_add.h"
 #include "engine/ops/bias_gelu.h"
@@ -39,7 +40,13 @@ Tensor DrawHiddenMask(const Step& step, const Tensor& keep) {
   if (!step.training() || c.hidden_dropout == 0.0) return {};
   PhiloxStream* stream = step.hidden_dropout_stream();
   if (c.bias_dropout_fusion) {
-    DrawCompiledDropoutMask(step.context, DrawCompiledSeed(stream), c.hidden_dropout, keep);
+    const MaskPosition position = PositionOf(step, stream);
+    const int64_t seed = DrawCompiledSeed(stream);
+    if (position.device_words == nullptr) {
+      DrawCompiledDropoutMask(step.context, seed, c.hidden_dropout, keep);
+    } else {
+      DrawCompiledDropoutMaskAt(step.context, position, c.hidden_dropout, keep);
+    }
   } else {
     DrawEagerMask(step, stream, c.hidden_dropout, keep);
   }
@@ -291,6 +298,7 @@ void AttentionForward(const Step& step, const LayerParameters& p, const Weights&
     FinishLinear(step, weights, p.qkv, r->projected);
     PrepareHeads(step, p, weights, *r);
   }
+  if (step.training()) r->attention_stream = step.streams->model_parallel;
   const Tensor keep = DrawAttentionMask(step, r->attention_keep);
   CoreAttentionForward(step, CoreOptions(step, p, weights, *r), r->qkv, keep, r->attention, r->context, scratch.attention);
 }
@@ -308,13 +316,30 @@ void JoinMixers(const Step& step, const LayerParameters& p, const Weights& weigh
   BiasDropoutAddForward(step.context, other, {}, sum, {}, 0.0, DropoutKind::kEager, step.precision, sum);
 }
 
+// Whether backward needs something of a block's last product, or of its making.
+bool NeedsProduct(const Step& step, const LayerParameters& p) {
+  return step.config->post_layernorm || IsLowPrecisionLayer(*step.config, p.layer);
+}
+
 void MixerBlockForward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
                        LayerRecord* r, const Tensor& output) {
   if (step.config->pre_layernorm) p.input_norm.Forward(step, weights, r->input, r->input_norm, r->normed_input);
   if (p.proj.weight >= 0) AttentionForward(step, p, weights, scratch, r);
   if (p.mamba.present()) MambaForward(step, p.mamba, weights, scratch.mamba, r->mamba, AttentionInput(step, *r));
+  if (output.empty() && !NeedsProduct(step, p)) {  // A layer without MLP, again.
+    DrawHiddenMask(step, r->proj_keep);
+    return;
+  }
   if (HasBothMixers(p)) JoinMixers(step, p, weights, scratch, *r);
-  BlockEndForward(step, MixerEnd(step, p, *r), weights, scratch, r->input, output);
+  BlockEndForward(step, MixerEnd(step, p, *r), weights, scratch, r->input, output.empty() ? scratch.hidden_b : output);
+}
+
+// Experts' record with other places for what is summed over microbatches.
+MoeRecord WithoutSums(const MoeRecord& record, const LayerScratch& scratch) {
+  MoeRecord again = record;
+  again.load = scratch.unused_load;
+  again.balance_loss = scratch.unused_loss;
+  return again;
 }
 
 void MlpBlockForward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
@@ -327,7 +352,44 @@ void MlpBlockForward(const Step& step, const LayerParameters& p, const Weights& 
     ScaleGate(step, r->fc1_output);
     ActivationForward(step, p, weights, *r);
   }
-  BlockEndForward(step, MlpEnd(step, p, *r), weights, scratch, r->middle, output);
+  if (output.empty() && !NeedsProduct(step, p)) {
+    DrawHiddenMask(step, r->fc2_keep);
+  } else {
+    BlockEndForward(step, MlpEnd(step, p, *r), weights, scratch, r->middle, output.empty() ? scratch.hidden_b : output);
+  }
+}
+
+// What selective recomputation did not keep.
+void MlpBlockAgain(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
+                   const LayerRecord& r) {
+  const RecomputeModules& modules = step.config->recompute_modules;
+  if (modules.layernorm && step.config->pre_layernorm) p.mlp_norm.Forward(step, weights, r.middle, r.mlp_norm, r.normed_middle);
+  if (p.moe.present()) {
+    if (modules.moe) {
+      MoeForward(step, p.moe, weights, scratch.moe, WithoutSums(r.moe, scratch), MlpInput(step, r), scratch.hidden_b);
+    } else if (modules.moe_act) {
+      MoeActivation(step, r.moe);
+    }
+  } else if (modules.mlp) {
+    p.fc1.Forward(step, weights, MlpInput(step, r), r.fc1_output);
+    ScaleGate(step, r.fc1_output);
+    ActivationForward(step, p, weights, r);
+  }
+}
+
+void MixerBlockAgain(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
+                     const LayerRecord& r) {
+  const GptConfig& c = *step.config;
+  const RecomputeModules& modules = c.recompute_modules;
+  if (modules.layernorm && c.pre_layernorm) p.input_norm.Forward(step, weights, r.input, r.input_norm, r.normed_input);
+  if (modules.mla_up_proj && p.mla.present())
+    MlaUpForward(step, p.mla, weights, scratch.mla, r.mla, AttentionInput(step, r), r.qkv);
+  if (!modules.core_attention || p.proj.weight < 0 || r.attention.probabilities.empty()) return;
+  PhiloxStream& stream = step.streams->model_parallel;
+  const PhiloxStream now = std::exchange(stream, r.attention_stream);
+  const Tensor keep = DrawAttentionMask(step, r.attention_keep);
+  stream = now;
+  CoreAttentionForward(step, CoreOptions(step, p, weights, r), r.qkv, keep, r.attention, r.context, scratch.attention);
 }
 
 void MlpBlockBackward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
@@ -395,8 +457,16 @@ void MixerBlockBackward(const Step& step, const LayerParameters& p, const Weight
 
 }  // namespace
 
+MaskPosition PositionOf(const Step& step, const PhiloxStream* stream) {
+  if (step.recorded == nullptr) return *stream;
+  const bool model_parallel = stream == &step.streams->model_parallel;
+  const uint64_t begin = model_parallel ? step.recorded->model_parallel_offset : step.recorded->default_offset;
+  return {step.recorded->words + (model_parallel ? 2 : 0), stream->offset - begin};
+}
+
 void DrawEagerMask(const Step& step, PhiloxStream* stream, double p, const Tensor& keep) {
-  DrawEagerDropoutMask(step.context, *stream, step.streams->sm_count, p, static_cast<int>(SizeOf(step.precision)), keep);
+  DrawEagerDropoutMask(step.context, PositionOf(step, stream), step.streams->sm_count, p,
+                       static_cast<int>(SizeOf(step.precision)), keep);
   stream->offset += CudaDrawAdvance(keep.size(), step.streams->sm_count);
 }
 
@@ -422,13 +492,15 @@ AttentionOptions AttentionOptionsOf(const Step& step, int64_t layer) {
           .precision = step.precision};
 }
 
-LayerRecord LayerRecord::Allocate(Arena* arena, const Step& step, int64_t layer) {
+LayerRecord LayerRecord::Allocate(Arena* arena, Arena* again, const Step& step, int64_t layer) {
   const GptConfig& c = *step.config;
+  const RecomputeModules modules = c.recompute == Recompute::kSelective ? c.recompute_modules : RecomputeModules();
+  const auto of = [&](bool recomputed) { return recomputed ? again : arena; };
   const int64_t s = step.seq_length, b = step.micro_batch_size;
   const Shape stream{step.stream_length(), b, c.hidden_size};
-  const auto activation = [&](int64_t width) { return arena->Allocate(step.storage, {s, b, width}); };
+  const auto activation_of = [&](Arena* from, int64_t width) { return from->Allocate(step.storage, {s, b, width}); };
+  const auto activation = [&](int64_t width) { return activation_of(arena, width); };
   const auto mask = [&](bool wanted, const Shape& shape) { return wanted ? arena->Allocate(DType::kU8, shape) : Tensor(); };
-  const Shape scores{b, c.num_attention_heads, s, s};
   const bool mlp = HasMlp(c, layer), mixer = MixerOf(c, layer) != MixerKind::kNone;
   const bool narrow = IsLowPrecisionLayer(c, layer), whole = !step.tensor_parallel.sequence_parallel;
   const bool narrow_qkv = narrow && HasAttention(c, layer) && !c.multi_latent_attention;
@@ -448,11 +520,11 @@ LayerRecord LayerRecord::Allocate(Arena* arena, const Step& step, int64_t layer)
   if (c.pre_layernorm && mixer) {
     r.input_norm = NormRecord::Allocate(arena, step);
     const bool only_qkv = narrow_qkv && !HasMamba(c, layer);
-    if (!codes || !only_qkv) r.normed_input = arena->Allocate(step.storage, stream);
+    if (!codes || !only_qkv) r.normed_input = of(modules.layernorm)->Allocate(step.storage, stream);
   }
   if (c.pre_layernorm && mlp) {
     r.mlp_norm = NormRecord::Allocate(arena, step);
-    if (!codes || !narrow_mlp) r.normed_middle = arena->Allocate(step.storage, stream);
+    if (!codes || !narrow_mlp) r.normed_middle = of(modules.layernorm)->Allocate(step.storage, stream);
   }
   if (c.post_layernorm) {
     r.attention_post_norm = NormRecord::Allocate(arena, step);
@@ -461,7 +533,7 @@ LayerRecord LayerRecord::Allocate(Arena* arena, const Step& step, int64_t layer)
     r.mlp_output = arena->Allocate(step.storage, stream);
   }
   if (HasAttention(c, layer)) {
-    r.projected = r.qkv = activation(LayoutOf(c).width());
+    r.projected = r.qkv = activation_of(of(modules.mla_up_proj && c.multi_latent_attention), LayoutOf(c).width());
     if (c.multi_latent_attention) r.mla = MlaRecord::Allocate(arena, step);
     if (c.attention_sinks) r.sink_probabilities = arena->Allocate(DType::kF32, {b, c.num_attention_heads, s});
     if (c.qk_layernorm) {
@@ -470,8 +542,10 @@ LayerRecord LayerRecord::Allocate(Arena* arena, const Step& step, int64_t layer)
       r.qk_rstd = arena->Allocate(DType::kF32, {s * b, norms});
       if (c.qk_norm_over_projection && step.tensor_parallel.size() > 1) r.qk_sums = arena->Allocate(DType::kF32, {s * b, 2});
     }
-    r.attention_keep = mask(c.attention_dropout > 0.0, scores);
-    r.attention = CoreAttentionRecord::Allocate(arena, step, AttentionOptionsOf(step, layer));
+    const AttentionOptions options = AttentionOptionsOf(step, layer);
+    Arena* const scores = of(modules.core_attention && !UsesFlashAttention(step, options));
+    if (c.attention_dropout > 0.0) r.attention_keep = scores->Allocate(DType::kU8, {b, c.num_attention_heads, s, s});
+    r.attention = CoreAttentionRecord::Allocate(scores, step, options);
     r.context = activation(ContextWidth(c));
   }
   if (HasMamba(c, layer)) r.mamba = MambaRecord::Allocate(arena, step);
@@ -479,10 +553,10 @@ LayerRecord LayerRecord::Allocate(Arena* arena, const Step& step, int64_t layer)
   r.fc2_keep = mask(mlp && c.hidden_dropout > 0.0, stream);
   if (mixer && mlp) r.middle = arena->Allocate(step.storage, stream);
   if (IsMoeLayer(c, layer)) {
-    r.moe = MoeRecord::Allocate(arena, step);
+    r.moe = MoeRecord::Allocate(arena, again, step);
   } else if (mlp) {
-    r.fc1_output = activation(Fc1Width(c));
-    if (!codes_of_fc2) r.activated = activation(c.ffn_hidden_size);
+    r.fc1_output = activation_of(of(modules.mlp), Fc1Width(c));
+    if (!codes_of_fc2) r.activated = activation_of(of(modules.mlp), c.ffn_hidden_size);
   }
   return r;
 }
@@ -538,7 +612,11 @@ LayerScratch LayerScratch::Allocate(Arena* arena, const Step& step, int threads)
     largest = std::max(largest, LargestMlaWeight(c));
   }
   if (!step.fuse_gradients()) scratch.weight_grad = arena->Allocate(DType::kF32, {largest});
-  if (c.num_moe_experts > 0) scratch.moe = MoeScratch::Allocate(arena, step);
+  if (c.num_moe_experts > 0) {
+    scratch.moe = MoeScratch::Allocate(arena, step);
+    scratch.unused_load = arena->Allocate(DType::kF32, {c.num_moe_experts});
+    scratch.unused_loss = arena->Allocate(DType::kF32, {1});
+  }
   return scratch;
 }
 
@@ -550,10 +628,24 @@ void TransformerLayerForward(const Step& step, const LayerParameters& parameters
   if (parameters.has_mlp) MlpBlockForward(step, parameters, weights, scratch, record, output);
 }
 
+void TransformerLayerAgain(const Step& step, const LayerParameters& parameters, const Weights& weights,
+                           const LayerScratch& scratch, const LayerRecord& record, const Tensor& output) {
+  LayerRecord again = record;
+  again.moe = WithoutSums(record.moe, scratch);
+  TransformerLayerForward(step, parameters, weights, scratch, &again, output);
+}
+
 void TransformerLayerBackward(const Step& step, const LayerParameters& parameters, const Weights& weights,
                               const LayerScratch& scratch, const LayerRecord& record, const Tensor& gradient) {
-  if (parameters.has_mlp) MlpBlockBackward(step, parameters, weights, scratch, record, gradient);
-  if (parameters.has_mixer) MixerBlockBackward(step, parameters, weights, scratch, record, gradient);
+  const bool selective = step.config->recompute == Recompute::kSelective;
+  if (parameters.has_mlp) {
+    if (selective) MlpBlockAgain(step, parameters, weights, scratch, record);
+    MlpBlockBackward(step, parameters, weights, scratch, record, gradient);
+  }
+  if (parameters.has_mixer) {
+    if (selective) MixerBlockAgain(step, parameters, weights, scratch, record);
+    MixerBlockBackward(step, parameters, weights, scratch, record, gradient);
+  }
 }
 
 }  // namespace mbridge

@@ -54,20 +54,24 @@ struct LayerRecord {
   Tensor attention_output, mlp_output;  // h: inputs of the post norms, with post_layernorm.
   NarrowInput qkv_input, proj_input, fc1_input, fc2_input;  // Of a low-precision layer; normed_* and activated are scratch then.
 
-  static LayerRecord Allocate(Arena* arena, const Step& step, int64_t layer);
+  PhiloxStream attention_stream;        // Where attention_keep was drawn, if it is drawn again in backward.
+
+  // Parts that selective recomputation makes again in backward come from `again`, which layers may share.
+  static LayerRecord Allocate(Arena* arena, Arena* again, const Step& step, int64_t layer);
   // What backward does not need goes through the scratch that forward leaves unused.
   void ShareScratch(const Step& step, const struct LayerScratch& scratch);
 };
 
 // Scratch that the layers of a model share.
 struct LayerScratch {
-  Tensor hidden_a, hidden_b;  // [stream length, b, h].
-  Tensor d_context;           // [s, b, heads * kv_channels].
-  Tensor d_qkv;               // As qkv.
-  Tensor d_activated;         // [s, b, ffn].
-  Tensor d_fc1;               // [s, b, Fc1Width]; the memory of d_activated if that is as wide.
-  Tensor weight_grad;         // F32, the largest weight of a layer.
-  Tensor attention;           // U8, attention's workspace.
+  Tensor hidden_a, hidden_b;        // [stream length, b, h].
+  Tensor d_context;                 // [s, b, heads * kv_channels].
+  Tensor d_qkv;                     // As qkv.
+  Tensor d_activated;               // [s, b, ffn].
+  Tensor d_fc1;                     // [s, b, Fc1Width]; the memory of d_activated if that is as wide.
+  Tensor weight_grad;               // F32, the largest weight of a layer.
+  Tensor attention;                 // U8, attention's workspace.
+  Tensor unused_load, unused_loss;  // Of experts, in place of MoeRecord's sums where they run again.
   MoeScratch moe;
   MlaScratch mla;
   MambaScratch mamba;
@@ -75,13 +79,19 @@ struct LayerScratch {
   static LayerScratch Allocate(Arena* arena, const Step& step, int threads);
 };
 
-// output [stream length, b, h] = layer(record->input). Draws the dropout masks in Megatron-LM's order if step.training().
+// output [stream length, b, h] = layer(record->input). Draws the dropout masks in Megatron-LM's order if step.training(). Without
+// output: only what backward needs.
 void TransformerLayerForward(const Step& step, const LayerParameters& parameters, const Weights& weights,
                              const LayerScratch& scratch, LayerRecord* record, const Tensor& output);
 
 // `gradient`: of the output on entry, of the input on return. Adds to the main gradients.
 void TransformerLayerBackward(const Step& step, const LayerParameters& parameters, const Weights& weights,
                               const LayerScratch& scratch, const LayerRecord& record, const Tensor& gradient);
+
+// The same layer again, for backward: the record's tensors get the same bits if the streams of `step` stand where they stood.
+// What experts sum over microbatches stays as it is.
+void TransformerLayerAgain(const Step& step, const LayerParameters& parameters, const Weights& weights,
+                           const LayerScratch& scratch, const LayerRecord& record, const Tensor& output);
 
 AttentionOptions AttentionOptionsOf(const Step& step, int64_t layer);
 

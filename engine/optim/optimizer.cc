@@ -354,6 +354,13 @@ std::vector<OptimizerStateTensor> Optimizer::StateTensors() const {
   return tensors;
 }
 
+int64_t Optimizer::PlannedStateBytes(int64_t elements, DType dtype, const OptimizerOptions& options, int shards) {
+  const int64_t blocks = (elements + kBlock - 1) / kBlock;
+  const int64_t count = std::min(elements, (blocks + shards - 1) / shards * kBlock);
+  const size_t masters = options.split_masters ? SizeOf(DType::kBF16) : dtype == DType::kF32 ? 0 : sizeof(float);
+  return count * static_cast<int64_t>(2 * SizeOf(options.moment_dtype) + masters);
+}
+
 int64_t Optimizer::StateBytes() const {
   int64_t bytes = 0;
   for (const Tensor& state : {first_moment_, second_moment_, masters_, remainders_}) {

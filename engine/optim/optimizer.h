@@ -83,6 +83,8 @@ class Optimizer {
   std::vector<OptimizerStateTensor> StateTensors() const;
   // Bytes of masters and moments on this rank.
   int64_t StateBytes() const;
+  // The same of the fullest of `shards` ranks (1: not sharded), for `elements` of ParameterStore::PlannedElements.
+  static int64_t PlannedStateBytes(int64_t elements, DType dtype, const OptimizerOptions& options, int shards);
 
  private:
   void PlanPieces();

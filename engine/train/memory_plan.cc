@@ -60,13 +60,13 @@ std::vector<Change> ChangesFor(const v1::ConfigContainer& config, int data_paral
         {{"train.micro_batch_size=1"}, [](v1::ConfigContainer* c) { c->mutable_train()->set_micro_batch_size(1); }});
   }
   if (config.model().bf16() && config.optimizer().exp_avg_dtype() != "bf16") {
-    changes.push_back({{"optimizer.use_precision_aware_optimizer=true", "optimizer.exp_avg_dtype=bf16",
-                        "optimizer.exp_avg_sq_dtype=bf16"},
-                       [](v1::ConfigContainer* c) {
-                         c->mutable_optimizer()->set_use_precision_aware_optimizer(true);
-                         c->mutable_optimizer()->set_exp_avg_dtype("bf16");
-                         c->mutable_optimizer()->set_exp_avg_sq_dtype("bf16");
-                       }});
+    changes.push_back(
+        {{"optimizer.use_precision_aware_optimizer=true", "optimizer.exp_avg_dtype=bf16", "optimizer.exp_avg_sq_dtype=bf16"},
+         [](v1::ConfigContainer* c) {
+           c->mutable_optimizer()->set_use_precision_aware_optimizer(true);
+           c->mutable_optimizer()->set_exp_avg_dtype("bf16");
+           c->mutable_optimizer()->set_exp_avg_sq_dtype("bf16");
+         }});
   }
   if (config.model().recompute_granularity() != "full") {
     changes.push_back({{"model.recompute_granularity=full", "model.recompute_method=uniform", "model.recompute_num_layers=1"},
@@ -115,7 +115,8 @@ v1::MemoryEstimate PlanMemory(const TrainingPlan& plan) {
   model.DeclareParameters(&store);
   const GptModel::MemoryPlan parts = model.PlanMemory(store, static_cast<int>(plan.micro_batch_size));
   const bool cuda = plan.device == DeviceType::kCuda, sharded = plan.distributed_optimizer && plan.parallel.data > 1;
-  const int64_t elements = store.PlannedElements() + (plan.distributed_optimizer ? Optimizer::SpareElements(plan.parallel.data) : 0);
+  const int64_t elements =
+      store.PlannedElements() + (plan.distributed_optimizer ? Optimizer::SpareElements(plan.parallel.data) : 0);
   v1::MemoryEstimate memory;
   memory.set_parameters(store.NumGlobalElements());
   memory.set_weight_bytes(elements * static_cast<int64_t>(SizeOf(plan.model.dtype)) + parts.weight_copies);
@@ -174,8 +175,11 @@ std::vector<std::string> LayoutsThatFit(const v1::ResolvedConfig& resolved, Devi
         "none of train.micro_batch_size=1, recomputation, BF16 moments and tensor parallelism up to 8 is enough: use a smaller "
         "model or sequence");
   }
-  if (config.model().num_moe_experts() > 0) {
-    lines.emplace_back("model.tensor_model_parallel_size does not make experts smaller: their weights stay whole on every rank");
+  if (config.model().num_moe_experts() > 0 && config.model().has_expert_tensor_parallel_size()) {
+    lines.push_back(
+        fmt::format("model.tensor_model_parallel_size does not make experts smaller: that is for "
+                    "model.expert_tensor_parallel_size, which is {}",
+                    config.model().expert_tensor_parallel_size()));
   }
   return lines;
 }
@@ -183,8 +187,9 @@ std::vector<std::string> LayoutsThatFit(const v1::ResolvedConfig& resolved, Devi
 std::string WhyTooLarge(const v1::ResolvedConfig& resolved, const TrainingPlan& plan, int64_t available) {
   const v1::MemoryEstimate memory = PlanMemory(plan);
   if (available <= 0 || TotalBytes(memory) <= available) return "";
-  std::string text = fmt::format("a rank needs about {} MiB of memory, {} MiB are there ({}). What fits:",
-                                 TotalBytes(memory) >> 20, available >> 20, MemoryLine(memory));
+  std::string text =
+      fmt::format("a rank needs about {} MiB of memory, {} MiB are there ({}). What fits:", TotalBytes(memory) >> 20,
+                  available >> 20, MemoryLine(memory));
   for (const std::string& line : LayoutsThatFit(resolved, plan.device, available)) text += "\n  " + line;
   return text;
 }

@@ -10,7 +10,16 @@
 namespace mbridge {
 namespace {
 
-OptimizerOptions MakeOptimizerOptions(const TrainingPlan& plan) {
+// "step_00000010.<job>.<attempt>": a run that goes on from an earlier checkpoint passes the same steps again, in another job or
+// attempt, and never writes into a folder that is there already. Without a job just "step_00000010".
+std::string CheckpointPath(const RunIdentity& identity, int64_t step) {
+  const std::string suffix = identity.job_id.empty() ? std::string() : fmt::format(".{}.{}", identity.job_id, identity.attempt);
+  return fmt::format("{}/step_{:08d}{}", identity.checkpoint_directory, step, suffix);
+}
+
+}  // namespace
+
+OptimizerOptions OptimizerOptionsOf(const TrainingPlan& plan) {
   OptimizerOptions options;
   options.adam = plan.adam;
   options.clip_grad = plan.clip_grad;
@@ -21,15 +30,6 @@ OptimizerOptions MakeOptimizerOptions(const TrainingPlan& plan) {
   options.count_zero_gradients = plan.log_num_zeros;
   return options;
 }
-
-// "step_00000010.<job>.<attempt>": a run that goes on from an earlier checkpoint passes the same steps again, in another job or
-// attempt, and never writes into a folder that is there already. Without a job just "step_00000010".
-std::string CheckpointPath(const RunIdentity& identity, int64_t step) {
-  const std::string suffix = identity.job_id.empty() ? std::string() : fmt::format(".{}.{}", identity.job_id, identity.attempt);
-  return fmt::format("{}/step_{:08d}{}", identity.checkpoint_directory, step, suffix);
-}
-
-}  // namespace
 
 TrainState::TrainState(const TrainingPlan& plan, const Context& context, const ParallelGroups& groups)
     : plan_(plan),
@@ -50,8 +50,10 @@ void TrainState::InitializeFresh() {
                      model.seq_length / (model.sequence_parallel ? tensor_ranks : 1));
   model_->InitializeWeights(parameters_.get(), &rng_);
   optimizer_ =
-      std::make_unique<Optimizer>(parameters_.get(), MakeOptimizerOptions(plan_), groups_.data(), groups_.tensor(), context_);
+      std::make_unique<Optimizer>(parameters_.get(), OptimizerOptionsOf(plan_), groups_.data(), groups_.tensor(), context_);
   model_->Prepare(*parameters_, static_cast<int>(plan_.micro_batch_size));
+  const bool whole = plan_.graphs == GptModel::Graphs::kCall;
+  model_->UseGraphs(plan_.graphs, static_cast<int>(plan_.microbatches), plan_.graph_warm_up * (whole ? 1 : plan_.microbatches));
 }
 
 absl::Status TrainState::Load(const RunIdentity& identity) {

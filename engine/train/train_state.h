@@ -31,6 +31,8 @@ struct RunIdentity {
   std::string config_hash;
 };
 
+OptimizerOptions OptimizerOptionsOf(const TrainingPlan& plan);
+
 // Not thread-safe. `plan` and `groups` outlive it.
 class TrainState {
  public:

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "engine/core/failpoint.h"
+#include "engine/train/memory_plan.h"
 #include "engine/train/precision_parts.h"
 #include "engine/train/throw_status.h"
 
@@ -31,6 +32,7 @@ Trainer::Trainer(const TrainingPlan& plan, const Context& context, const RunIden
       batch_(static_cast<int>(plan.micro_batch_size), plan.model.seq_length),
       interval_(&plan, &state_.interval),
       begin_(std::chrono::steady_clock::now()) {
+  if (plan_.graphs == GptModel::Graphs::kCall) iteration_batches_.assign(static_cast<size_t>(plan_.microbatches), batch_);
   GptDataConfig data = plan_.data;
   data.write_cache = is_root();
   data_ = ValueOrThrow(BuildGptDatasets(data));
@@ -51,6 +53,7 @@ v1::RankResult Trainer::Run() {
     started.set_first_step(state_.step);
     started.set_parameters(state_.parameters().NumGlobalElements());
     started.set_consumed_samples(state_.consumed_train_samples);
+    *started.mutable_memory() = PlanMemory(plan_);
     sink_->Started(started);
   }
   const std::string precision = DescribeLowPrecision(plan_.model, state_.model().HasNarrowProducts());
@@ -86,11 +89,18 @@ IterationResult Trainer::TrainIteration() {
   state_.parameters().ZeroGradients(context_);
   const float loss_scale = state_.optimizer().loss_scaler().scale();
   const float grad_scale = loss_scale / static_cast<float>(plan_.microbatches);
-  for (int64_t i = 0; i < plan_.microbatches; ++i) {
-    if (!train_loader_->Next(&batch_)) {
-      throw EngineError(v1::REASON_DATA_ERROR, fmt::format("the training data end after {} samples", train_loader_->consumed()));
+  const auto next = [this](Batch* batch) {
+    if (train_loader_->Next(batch)) return ViewOf(*batch);
+    throw EngineError(v1::REASON_DATA_ERROR, fmt::format("the training data end after {} samples", train_loader_->consumed()));
+  };
+  if (iteration_batches_.empty()) {
+    for (int64_t i = 0; i < plan_.microbatches; ++i) {
+      state_.model().AddForwardBackward(next(&batch_), grad_scale, &state_.rng());
     }
-    state_.model().AddForwardBackward(ViewOf(batch_), grad_scale, &state_.rng());
+  } else {
+    std::vector<HostMicrobatch> views;
+    for (Batch& batch : iteration_batches_) views.push_back(next(&batch));
+    state_.model().AddForwardBackwards(views, grad_scale, &state_.rng());
   }
   const GptModel::LossSum sum = state_.model().TakeLossSum();
   // Tensor-parallel ranks have equal sums: they change neither quotient nor wish.

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <vector>
 
 #include "engine/data/gpt_data.h"
 #include "engine/train/event_sink.h"
@@ -55,6 +56,7 @@ class Trainer {
   GptDatasets data_;
   std::unique_ptr<MicrobatchLoader> train_loader_;
   Batch batch_;
+  std::vector<Batch> iteration_batches_;  // With a graph of whole iterations.
   IntervalLog interval_;
   v1::MetricPoint last_point_;
   int64_t last_saved_step_ = -1;

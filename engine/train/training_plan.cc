@@ -208,6 +208,10 @@ absl::StatusOr<TrainingPlan> MakeTrainingPlan(const v1::ResolvedConfig& resolved
   plan.save_interval = config.checkpoint().save_interval();
   plan.save_optimizer = config.checkpoint().save_optim();
   plan.save_rng = config.checkpoint().save_rng();
+  const std::string& graphs = config.model().cuda_graph_impl();
+  if (graphs == "local") plan.graphs = GptModel::Graphs::kMicrobatch;
+  if (graphs == "full_iteration") plan.graphs = GptModel::Graphs::kCall;
+  if (config.model().has_cuda_graph_warmup_steps()) plan.graph_warm_up = config.model().cuda_graph_warmup_steps();
   plan.seed = static_cast<uint64_t>(config.rng().seed());
   plan.collective_timeout_seconds = 60.0 * static_cast<double>(config.dist().distributed_timeout_minutes());
   if (!problems.empty()) return InvalidFields(v1::REASON_INVALID_CONFIG, problems);

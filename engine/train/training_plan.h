@@ -9,6 +9,7 @@
 #include "engine/core/tensor.h"
 #include "engine/data/gpt_data.h"
 #include "engine/model/gpt_config.h"
+#include "engine/model/gpt_model.h"
 #include "engine/optim/adam.h"
 #include "engine/optim/loss_scaler.h"
 #include "engine/optim/schedule.h"
@@ -47,6 +48,9 @@ struct TrainingPlan {
   int64_t save_interval = 0;  // 0: only at the end.
   bool save_optimizer = true;
   bool save_rng = true;
+
+  GptModel::Graphs graphs = GptModel::Graphs::kNone;  // On a GPU.
+  int64_t graph_warm_up = 3;                          // Iterations before they are recorded.
 
   uint64_t seed = 1234;
   ParallelSizes parallel;

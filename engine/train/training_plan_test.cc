@@ -80,11 +80,7 @@ TEST(TrainingPlanTest, ModelOfTheLlamaRecipes) {
 }
 
 TEST(TrainingPlanTest, ModelOfTheDeepSeekRecipe) {
-  const std::vector<std::string> one_rank = {"model.expert_model_parallel_size=1",
-                                             "model.recompute_granularity=null",
-                                             "model.recompute_method=null",
-                                             "model.recompute_num_layers=null",
-                                             "model.num_layers=3",
+  const std::vector<std::string> one_rank = {"model.expert_model_parallel_size=1", "model.num_layers=3",
                                              "model.moe_layer_freq=[0,1,1]"};
   const GptConfig model = ModelOf("deepseek_v2_lite", one_rank);
   EXPECT_TRUE(model.multi_latent_attention && model.rotary_interleaved && model.moe_router_fp32);
@@ -103,6 +99,8 @@ TEST(TrainingPlanTest, ModelOfTheDeepSeekRecipe) {
   EXPECT_EQ(model.moe_router_score, RouterScore::kSoftmax);
   EXPECT_EQ(model.moe_load_balancing, LoadBalancing::kSequence);
   EXPECT_EQ(model.moe_aux_loss_coeff, 0.001);
+  EXPECT_EQ(model.recompute, Recompute::kUniform);
+  EXPECT_EQ(model.recompute_num_layers, 1);
 
   // The estimates of the recipe are the engine's numbers.
   recipes::ResolveRequest request;

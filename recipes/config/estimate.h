@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "mbridge/v1/config.pb.h"
+#include "mbridge/v1/node.pb.h"
 #include "mbridge/v1/recipe.pb.h"
 
 namespace mbridge::recipes {
@@ -15,10 +16,16 @@ int64_t CountParameters(const v1::ModelConfig& model);
 // training/utils/flop_utils.py): 6 per weight and token of the matrix products, plus attention over s/2 positions.
 int64_t FlopsPerToken(const v1::ModelConfig& model);
 
-// Bytes of one rank and of one checkpoint. Weights: the model's dtype. Gradients: fp32. Optimizer: fp32 master weights
-// (not for an fp32 model) and two moments, divided by the data-parallel size with the distributed optimizer. Activations:
-// what the CPU engine keeps of one micro batch until backward (layer inputs, norms, qkv, attention probabilities, MLP,
-// dropout masks). Workspace: the logits and their gradients. Not counted: the program itself and communication buffers.
-v1::MemoryEstimate EstimateMemory(const v1::ConfigContainer& config, int data_parallel);
+// Whether the MLP of a layer, counted from 0, is a mixture of experts.
+bool IsMoeLayer(const v1::ModelConfig& model, int64_t layer);
+
+// Parameters of one rank (on the fuller of the end stages).
+int64_t ParametersOfRank(const v1::ModelConfig& model);
+
+// Bytes of one rank and of one checkpoint, as the engine lays them out on `device` (unspecified: the CPU): weights in the model's
+// dtype, fp32 gradients, masters and moments (divided by the data-parallel size with the distributed optimizer), activations that
+// stay until backward, workspaces, on a GPU CUDA with its libraries. Within a few percent of engine/train/memory_plan.h, which
+// asks the engine itself.
+v1::MemoryEstimate EstimateMemory(const v1::ConfigContainer& config, int data_parallel, v1::Device device);
 
 }  // namespace mbridge::recipes

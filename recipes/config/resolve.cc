@@ -249,7 +249,7 @@ absl::StatusOr<v1::ResolvedConfig> Resolve(const ResolveRequest& request) {
   FillValues(state, &resolved);
   resolved.mutable_changes()->Assign(state.changes.begin(), state.changes.end());
   resolved.mutable_warnings()->Assign(state.warnings.begin(), state.warnings.end());
-  *resolved.mutable_per_rank() = EstimateMemory(state.config, layout.data_parallel);
+  *resolved.mutable_per_rank() = EstimateMemory(state.config, layout.data_parallel, request.device);
   resolved.set_ranks(layout.ranks);
   resolved.set_data_parallel_size(layout.data_parallel);
   resolved.set_flops_per_token(FlopsPerToken(state.config.model()));

@@ -119,10 +119,11 @@ std::string RunSummary(const v1::ResolvedConfig& resolved) {
   text += "training    " + std::to_string(config.train().train_iters()) + " iterations, " + FormatCount(tokens * iterations) +
           " tokens, " + FormatCount(tokens * iterations * static_cast<double>(resolved.flops_per_token())) + "FLOP\n";
   const int64_t sum = memory.weight_bytes() + memory.gradient_bytes() + memory.optimizer_bytes() + memory.activation_bytes() +
-                      memory.workspace_bytes();
+                      memory.workspace_bytes() + memory.runtime_bytes();
   text += "per rank    " + FormatBytes(sum) + ": weights " + FormatBytes(memory.weight_bytes()) + ", gradients " +
           FormatBytes(memory.gradient_bytes()) + ", optimizer " + FormatBytes(memory.optimizer_bytes()) + ", activations " +
-          FormatBytes(memory.activation_bytes()) + ", workspace " + FormatBytes(memory.workspace_bytes()) + "\n";
+          FormatBytes(memory.activation_bytes()) + ", workspace " + FormatBytes(memory.workspace_bytes()) +
+          (memory.runtime_bytes() > 0 ? ", CUDA and libraries " + FormatBytes(memory.runtime_bytes()) : std::string()) + "\n";
   text += "checkpoint  " + FormatBytes(memory.checkpoint_bytes()) + "\n";
   return text;
 }

@@ -57,13 +57,26 @@ void ValidateExecution(ConfigState* state) {
 }
 
 std::vector<FieldViolation> UnsupportedExecution(const v1::ModelConfig& model) {
-  constexpr const char* kMissing = ", which needs an engine part that this version does not have; accepted: ";
   std::vector<FieldViolation> parts;
+  if (model.recompute_granularity() == "selective" && (model.has_fp8() || model.has_fp4())) {
+    parts.push_back({"model.recompute_granularity",
+                     "is selective, which is not built together with 8-bit or 4-bit layers; accepted: full, or "
+                     "mixed_precision=bf16_mixed"});
+  }
   const std::string& graphs = model.cuda_graph_impl();
-  if (!graphs.empty() && graphs != "none") parts.push_back({"model.cuda_graph_impl", "is " + graphs + kMissing + "none"});
-  if (model.deterministic_mode()) parts.push_back({"model.deterministic_mode", std::string("is true") + kMissing + "false"});
-  if (model.has_recompute_granularity())
-    parts.push_back({"model.recompute_granularity", "is " + model.recompute_granularity() + kMissing + "null"});
+  if (graphs.empty() || graphs == "none") return parts;
+  const auto refuse = [&](bool wanted, const std::string& why) {
+    if (wanted) parts.push_back({"model.cuda_graph_impl", "is " + graphs + ", " + why});
+  };
+  refuse(graphs == "transformer_engine",
+         "which needs an engine part that this version does not have; accepted: none, local, "
+         "full_iteration");
+  refuse(model.tensor_model_parallel_size() > 1,
+         "and collectives between tensor-parallel ranks are not part of a recorded graph; accepted: none, or "
+         "model.tensor_model_parallel_size=1");
+  refuse(model.num_moe_experts() > 0, "which is not built together with experts; accepted: none, or a model without experts");
+  refuse(model.has_fp8() || model.has_fp4(),
+         "which is not built together with 8-bit or 4-bit layers; accepted: none, or mixed_precision=bf16_mixed");
   return parts;
 }
 

@@ -247,6 +247,9 @@ absl::StatusOr<Submitter::Draft> Submitter::Check(const v1::CreateJobRequest& re
   resolve.overrides.assign(spec.overrides().begin(), spec.overrides().end());
   resolve.ranks = spec.ranks();
   resolve.kind = spec.kind();
+  const auto node = controller_->PreflightNode(spec.device());
+  const bool gpus = spec.device() == v1::DEVICE_UNSPECIFIED && node && node->inventory().gpus_size() > 0;
+  resolve.device = gpus ? v1::DEVICE_CUDA : spec.device();
   auto resolved = recipes_.resolve(resolve);
   if (draft.validate_only && ReasonOf(resolved.status()) == v1::REASON_UNSUPPORTED_MODEL) {
     draft.untrainable = std::string(resolved.status().message());
@@ -355,6 +358,10 @@ void Submitter::Preflight(Draft draft, Answer answer) {
   task.set_task_id(NewId("preflight-"));
   *task.mutable_preflight()->mutable_spec() = MakeRankSpec(draft.job, attempt, attempt.placement(0), draft.job.resolved(),
                                                            source ? &*source : nullptr, options_.build_id);
+  int64_t smallest = 0;  // Memory of the node's GPUs; those of other nodes are checked by the ranks.
+  for (const v1::Gpu& gpu : node->inventory().gpus())
+    smallest = smallest == 0 ? gpu.memory_bytes() : std::min<int64_t>(smallest, gpu.memory_bytes());
+  task.mutable_preflight()->mutable_spec()->set_gpu_memory_bytes(smallest);
   auto shared = std::make_shared<Draft>(std::move(draft));
   controller_->RunTask(
       node->node_id(), std::move(task), options_.preflight_timeout,
@@ -368,6 +375,11 @@ void Submitter::Preflight(Draft draft, Answer answer) {
             problem.set_description(problem.description() + "; " + controller_->RecordCorruption(from, problem.description()));
           }
           if (absl::Status problems = FromPreflight(preflight); !problems.ok()) return Reply(request_id, answer, problems);
+          if (preflight.has_memory()) {  // The engine's own plan in place of the estimate.
+            v1::MemoryEstimate* estimate = shared->job.mutable_resolved()->mutable_per_rank();
+            preflight.mutable_memory()->set_checkpoint_bytes(estimate->checkpoint_bytes());
+            *estimate = preflight.memory();
+          }
           for (const std::string& warning : result->preflight().warnings()) shared->notes.push_back(warning);
           if (shared->validate_only) {
             if (!preflight.config_yaml().empty()) shared->job.mutable_spec()->set_config_yaml(preflight.config_yaml());

@@ -84,7 +84,9 @@ Cause CauseOf(const v1::Attempt& attempt, const std::set<int>& killed_by_us, boo
   const auto order = [&](const v1::RankEnd& end) {
     const bool obeyed = ObeyedAStop(end.reason()) || killed_by_us.contains(end.rank());
     const int guilt = end.reason() == v1::REASON_PEER_LOST ? 3 : obeyed ? 2 : IsSymptom(end.reason());
-    return std::make_tuple(guilt, end.time().seconds(), end.time().nanos(), end.rank());
+    // Of those that timed out, the one that had to be killed is what the others waited for.
+    const bool waited = end.reason() == v1::REASON_COLLECTIVE_TIMEOUT && end.signal() == 0;
+    return std::make_tuple(guilt, waited, end.time().seconds(), end.time().nanos(), end.rank());
   };
   for (const v1::RankEnd& end : attempt.rank_ends()) {
     if (end.reason() == v1::REASON_COMPLETED) continue;

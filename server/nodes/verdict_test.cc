@@ -56,6 +56,15 @@ TEST(Cause, ALostPeerIsNeverTheCauseWhereThereIsOne) {
   EXPECT_EQ(CauseOf(Attempt({End(0, v1::REASON_PEER_LOST, 1)}), {}, false).reason, v1::REASON_PEER_LOST) << "better than nothing";
 }
 
+TEST(Cause, AKilledRankIsWhatTheOthersWaitedFor) {
+  const Cause cause =
+      CauseOf(Attempt({End(0, v1::REASON_COLLECTIVE_TIMEOUT, 1), End(1, v1::REASON_COLLECTIVE_TIMEOUT, 5, -1, SIGKILL),
+                       End(2, v1::REASON_COLLECTIVE_TIMEOUT, 0)}),
+              {}, false);
+  EXPECT_EQ(cause.reason, v1::REASON_COLLECTIVE_TIMEOUT);
+  EXPECT_THAT(cause.detail, ::testing::StartsWith("rank 1"));
+}
+
 TEST(Cause, AForeignSigtermIsACrash) {
   EXPECT_EQ(CauseOf(Attempt({End(0, v1::REASON_CANCELLED_BY_USER, 1)}), {}, false).reason, v1::REASON_RANK_CRASHED);
   EXPECT_EQ(CauseOf(Attempt({End(0, v1::REASON_CANCELLED_BY_USER, 1)}), {}, true).reason, v1::REASON_CANCELLED_BY_USER);

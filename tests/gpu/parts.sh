@@ -159,8 +159,133 @@ bench() {
   done
   for rank in "${processes[@]}"; do wait "$rank" || status=$?; done
   median "$name" "$OUT/bench-$name.0.log"
+  grep "in use at the end" "$OUT/bench-$name.0.log"
   [ "$status" -eq 0 ] || tail -n 6 "$OUT/bench-$name.0.log"
   verdict "bench $name" "$status"
+}
+
+# alone NAME RECIPE OVERRIDE...: one rank by itself; log, points and checkpoints under $OUT/NAME.*
+alone() {
+  local name="$1" recipe="$2"
+  shift 2
+  rm -rf "$here/saved-$name"
+  run mbrank-cuda train --recipe "$recipe" --metrics "$OUT/$name.points" --save "$here/saved-$name" logger.log_interval=1 \
+    logger.log_throughput=true "$@" >"$OUT/$name.log" 2>&1 || { echo "$name failed"; tail -n 5 "$OUT/$name.log"; return 1; }
+  grep "in use at the end" "$OUT/$name.log"
+  median "$name" "$OUT/$name.log"
+}
+# Iteration, loss, gradient norm and loss scale of each point.
+numbers() {
+  grep -oE '"(step|lmLoss|gradNorm|lossScale|skippedIterations)":"?[^,"}]*' "$OUT/$1.points" | tr -d '"' |
+    awk -F: '{ if ($1 == "step" && line) { print line; line = "" } line = line " " $1 "=" $2 } END { print line }'
+}
+# Digests of all that a run's checkpoints hold beside their manifests, which name the run.
+digests() { (cd "$here/saved-$1" && find . -type f ! -name '*.json' -exec sha256sum {} + | sort -k 2); }
+# same NAME NAME: both runs' numbers and checkpoints are equal to the bit.
+same() {
+  cmp <(numbers "$1") <(numbers "$2") && cmp <(digests "$1") <(digests "$2") &&
+    echo "$1 and $2: $(numbers "$1" | wc -l) points and $(digests "$1" | wc -l) files are equal to the bit; last$(numbers "$1" | tail -n 1)"
+}
+
+twenty=("${correlation[@]}" train.train_iters=20 validation.eval_iters=0)
+
+# Two runs with model.deterministic_mode; beside them two without, which may differ.
+determinism() {
+  local status=0 shape=("${gpt2[@]}" "${no_dropout[@]}" train.global_batch_size=128 train.train_iters=8
+    scheduler.lr_decay_iters=8)
+  alone fixed-a vanilla_gpt_pretrain_config "${shape[@]}" model.deterministic_mode=true &&
+    alone fixed-b vanilla_gpt_pretrain_config "${shape[@]}" model.deterministic_mode=true && same fixed-a fixed-b || status=1
+  alone fixed-c vanilla_gpt_megatron_lm_config "${twenty[@]}" model.deterministic_mode=true &&
+    alone fixed-d vanilla_gpt_megatron_lm_config "${twenty[@]}" model.deterministic_mode=true && same fixed-c fixed-d || status=1
+  alone free-a vanilla_gpt_pretrain_config "${shape[@]}" && alone free-b vanilla_gpt_pretrain_config "${shape[@]}" &&
+    { same free-a free-b || echo "without model.deterministic_mode two runs differ"; }
+  verdict determinism "$status"
+}
+
+# FP16 with dynamic loss scaling beside BF16: the losses may differ by what 16 bits and skipped first steps make.
+fp16() {
+  local status=0
+  alone half vanilla_gpt_megatron_lm_config "${twenty[@]}" "${no_dropout[@]}" mixed_precision=fp16_mixed \
+    optimizer.initial_loss_scale=1048576 &&
+    alone bfloat vanilla_gpt_megatron_lm_config "${twenty[@]}" "${no_dropout[@]}" mixed_precision=bf16_mixed || status=1
+  if [ "$status" -eq 0 ]; then
+    paste <(numbers half) <(numbers bfloat) | tail -n 6
+    numbers half | awk '{ for (i = 1; i <= NF; i++) if (split($i, kv, "=") == 2 && kv[1] == "skippedIterations") s += kv[2] }
+      END { print "skipped steps of FP16: " s + 0 }'
+    paste -d ' ' <(numbers half | tail -n 1 | grep -oE 'lmLoss=[0-9.e+-]+' | cut -d= -f2) \
+      <(numbers bfloat | tail -n 1 | grep -oE 'lmLoss=[0-9.e+-]+' | cut -d= -f2) |
+      awk '{ d = $1 / $2 - 1; print "last loss, FP16 against BF16: " $1, $2, d; exit !(NF == 2 && d < 0.02 && d > -0.02) }' || status=1
+  fi
+  verdict fp16 "$status"
+}
+
+# CUDA graphs change times and no bit, with and without dropout.
+graphs() {
+  local status=0 kind
+  for kind in none local full_iteration; do
+    alone "drop-$kind" vanilla_gpt_megatron_lm_config "${twenty[@]}" model.cuda_graph_impl="$kind" || status=1
+    alone "graph-$kind" vanilla_gpt_megatron_lm_config "${twenty[@]}" "${no_dropout[@]}" model.cuda_graph_impl="$kind" || status=1
+  done
+  for kind in local full_iteration; do
+    same "drop-none" "drop-$kind" || status=1
+    same "graph-none" "graph-$kind" || status=1
+  done
+  verdict graphs "$status"
+}
+
+# Recomputation changes memory and times and no bit; the formulas stay within 10 % of what the GPU uses.
+recompute() {
+  local status=0 shape=("${long[@]}" train.train_iters=5 scheduler.lr_decay_iters=5 train.global_batch_size=2
+    model.deterministic_mode=true)
+  alone keep llama32_1b_pretrain_config "${shape[@]}" || status=1
+  alone again llama32_1b_pretrain_config "${shape[@]}" model.recompute_granularity=full model.recompute_method=uniform \
+    model.recompute_num_layers=1 || status=1
+  alone parts llama32_1b_pretrain_config "${shape[@]}" model.recompute_granularity=selective \
+    "model.recompute_modules=[core_attn,mlp,layernorm]" || status=1
+  same keep again && same keep parts || status=1
+  verdict recompute "$status"
+}
+
+# A job that is too large is refused with what would fit, by the preflight and by a rank that finds the GPU full.
+memory() {
+  service
+  local status=0
+  run mbctl submit --recipe llama3_8b_pretrain_config --device cuda --name too-large "${long[@]}" train.global_batch_size=16 \
+    train.train_iters=6 scheduler.lr_decay_iters=6 model.context_parallel_size=1 >"$OUT/too-large.log" 2>&1 && status=1
+  tail -n 12 "$OUT/too-large.log"
+  grep -q "What fits" "$OUT/too-large.log" || status=1
+  run mbctl submit --recipe llama32_1b_pretrain_config --device cuda --dry-run "${long[@]}" "${ten[@]}" \
+    train.global_batch_size=8 2>&1 | grep -A 9 "memory per rank" || status=1
+  verdict memory "$status"
+}
+
+# A rank of two is killed, then one is stopped: all ranks end within the watchdog time and the reason names the rank.
+watchdog() {
+  service
+  local signal status=0 job victim begin
+  for signal in KILL STOP; do
+    run mbctl submit --recipe vanilla_gpt_megatron_lm_config --device cuda --ranks 2 --name "watchdog-$signal" --max-restarts -1 \
+      "${correlation[@]}" train.train_iters=1000000 validation.eval_iters=0 logger.log_interval=100 \
+      dist.distributed_timeout_minutes=1 >"$OUT/watchdog-$signal.log" 2>&1 || { tail -n 5 "$OUT/watchdog-$signal.log"; status=1; }
+    job="$(run mbctl ps -a -o name --filter "run_name=watchdog-$signal" | head -n 1)"
+    for _ in $(seq 300); do run mbctl logs "$job" 2>/dev/null | grep -q "iteration  *100/\|iteration *100/" && break; sleep 0.2; done
+    victim=""
+    for process in /proc/[0-9]*; do
+      tr '\0' ' ' <"$process/cmdline" 2>/dev/null | grep -q "^[^ ]*mbrank-cuda .*$job.*rank-1.spec" && victim="${process#/proc/}"
+    done
+    [ -n "$victim" ] || { echo "rank 1 of $job was not found"; status=1; continue; }
+    begin=$SECONDS
+    kill "-$signal" "$victim"
+    for _ in $(seq 100); do run mbctl ps -a --filter "run_name=watchdog-$signal" 2>/dev/null | grep -qE "FAILED|CANCELLED|SUCCEEDED" && break; sleep 1; done
+    run mbctl describe "$job" >"$OUT/watchdog-$signal.show" 2>&1
+    echo "SIG$signal to rank 1: the job ended after $((SECONDS - begin)) s"
+    grep -iE "state|reason|detail|rank 1" "$OUT/watchdog-$signal.show" | head -n 8
+    grep -q "rank 1" "$OUT/watchdog-$signal.show" && [ $((SECONDS - begin)) -le 90 ] || status=1
+    for process in /proc/[0-9]*; do
+      tr '\0' ' ' <"$process/cmdline" 2>/dev/null | grep -q "^[^ ]*mbrank-cuda .*$job" && { echo "left over: $process"; status=1; }
+    done
+  done
+  verdict watchdog "$status"
 }
 
 long=(model.seq_length=8192 dataset.seq_length=8192 train.micro_batch_size=1 validation.eval_iters=0

@@ -8,6 +8,12 @@
 #     parity   Megatron-LM's losses through mbctl, one GPU      (1 GPU, ~1 min)
 #     parity2  the same on two GPUs: dp2, tp2, tp2_sp, distopt  (2 GPUs, ~2 min)
 #     families every family's logits, loss and gradients against transformers (1 GPU, ~1 min; HF_FIXTURES=tests/data/hf_fixtures.tar.xz)
+#     determinism two runs equal to the bit                (1 GPU, ~1 min)
+#     fp16     FP16 with loss scaling beside BF16          (1 GPU, ~1 min)
+#     graphs   CUDA graphs: same bits, times               (1 GPU, ~1 min)
+#     recompute recomputation: same bits, less memory      (1 GPU, ~2 min)
+#     memory   a job that is too large is refused          (1 GPU, ~1 min)
+#     watchdog a rank killed, a rank stopped               (2 GPUs, ~3 min)
 #     kernels  bandwidth and GEMM tables                        (1 GPU, ~1 min)
 #     train    step times of the benchmark rows beside PyTorch  (1 GPU, ~6 min)
 #     qwen8b   Qwen3-8B on one GPU                      (1 GPU, ~3 min)
@@ -54,5 +60,5 @@ case "${1:-}" in
     shift 2
     exec bash "$stage/parts.sh" "$@"
     ;;
-  *) sed -n '2,21s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
+  *) sed -n '2,27s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
 esac

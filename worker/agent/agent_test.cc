@@ -270,6 +270,16 @@ TEST_F(AgentTest, PeersOfACrashedRankAreStoppedAndSaySo) {
   EXPECT_EQ(report.rank_ends(1).reason(), v1::REASON_PEER_LOST);
 }
 
+TEST_F(AgentTest, AStoppedRankIsWhatItsPeersWaitedFor) {
+  Run("j-1", "end0=reason:14 end1=signal:19", 2);  // COLLECTIVE_TIMEOUT; SIGSTOP.
+  const std::vector<v1::RankEnd> ends = WaitForEnds("j-1");
+  ASSERT_EQ(ends.size(), 2u);
+  EXPECT_EQ(ends[0].reason(), v1::REASON_COLLECTIVE_TIMEOUT);
+  EXPECT_EQ(ends[1].reason(), v1::REASON_COLLECTIVE_TIMEOUT);
+  EXPECT_EQ(ends[1].signal(), SIGKILL);
+  EXPECT_THAT(ends[1].detail(), HasSubstr("waited for it in vain"));
+}
+
 TEST_F(AgentTest, AKilledShimEndsItsRankAndIsNoticed) {
   Run("j-1", "end=hang");
   ASSERT_TRUE(WaitForLog("j-1", "started"));

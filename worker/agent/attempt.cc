@@ -169,9 +169,25 @@ void Attempt::StopPeersOfFailedRank(TimePoint now) {
   if (!HasBadEnd()) return;
   if (bad_end_at_ == TimePoint{}) bad_end_at_ = now;
   for (RankProcess& rank : ranks_) {
-    if (rank.stage() == RankStage::kUnclaimed || now - bad_end_at_ >= kPeerGrace) rank.Terminate(v1::REASON_PEER_LOST);
-    if (now - bad_end_at_ >= kPeerKill) rank.Kill(v1::REASON_PEER_LOST, now);
+    // A stopped process obeys nothing but SIGKILL: where its peers gave up waiting, it is what they waited for.
+    const bool stopped = now - bad_end_at_ >= kPeerGrace && rank.IsStopped();
+    const v1::Reason cause = TimedOut() && (stopped || IsLast(rank)) ? v1::REASON_COLLECTIVE_TIMEOUT : v1::REASON_PEER_LOST;
+    if (stopped || now - bad_end_at_ >= kPeerKill) {
+      rank.Kill(cause, now);
+    } else if (rank.stage() == RankStage::kUnclaimed || now - bad_end_at_ >= kPeerGrace) {
+      rank.Terminate(v1::REASON_PEER_LOST);
+    }
   }
+}
+
+bool Attempt::TimedOut() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) {
+    return rank.ended() && rank.end().reason() == v1::REASON_COLLECTIVE_TIMEOUT;
+  });
+}
+
+bool Attempt::IsLast(const RankProcess& rank) const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [&](const RankProcess& other) { return &other == &rank || other.ended(); });
 }
 
 void Attempt::Report(v1::AttemptReport* report, Budget* budget) {

@@ -62,6 +62,10 @@ class Attempt {
   absl::Status LoadDamaged(const std::string& boot_id, const std::string& damage);
   void StartRanks(const Programs& programs, Children* children);
   void StopPeersOfFailedRank(TimePoint now);
+  // Whether a rank ended because its peers did not join a collective in time.
+  bool TimedOut() const;
+  // Whether all others ended.
+  bool IsLast(const RankProcess& rank) const;
   bool HasBadEnd() const;
 
   const spool::AttemptDirectory files_;

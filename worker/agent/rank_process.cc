@@ -126,6 +126,12 @@ void RankProcess::Terminate(v1::Reason cause) {
   if (stage_ == RankStage::kRunning) terminated_ = spool::SignalProcess(process_, SIGTERM).ok();
 }
 
+bool RankProcess::IsStopped() const {
+  if (stage_ != RankStage::kRunning || !spool::IsAlive(process_)) return false;
+  const auto stat = spool::StatOf(process_.pid);
+  return stat.ok() && (stat->state == 'T' || stat->state == 't');
+}
+
 void RankProcess::Kill(v1::Reason cause, TimePoint now) {
   if (ended()) return;
   if (killed_at_ == TimePoint{}) {
@@ -158,6 +164,8 @@ void RankProcess::EndFromExit(const v1::ExitRecord& exit) {
   // A rank takes every SIGTERM for a cancellation; only the agent knows better.
   const bool stopped = cause_ != v1::REASON_UNSPECIFIED && (!explained || own.reason() == v1::REASON_CANCELLED_BY_USER);
   const std::string how = DescribeEnd(exit.exit_code(), exit.signal());
+  if (stopped && cause_ == v1::REASON_COLLECTIVE_TIMEOUT && !explained)
+    return End(cause_, fmt::format("its peers waited for it in vain, and it did not obey SIGTERM ({})", how));
   if (stopped) return End(cause_, explained ? own.detail() : how);
   if (explained) return End(own.reason(), own.detail());
   End(exit.signal() != 0 ? v1::REASON_RANK_CRASHED : v1::REASON_RANK_EXITED_WITHOUT_REASON, WithLastLogLine(how));

@@ -40,6 +40,8 @@ class RankProcess {
   // SIGTERM, once; SIGKILL, and 5 s later to shim and session. An unclaimed rank is claimed and so never starts. `cause` is
   // kept on disk and becomes the reason of an end that the rank itself does not explain.
   void Terminate(v1::Reason cause);
+  // Whether the process runs but was stopped by a signal.
+  bool IsStopped() const;
   void Kill(v1::Reason cause, TimePoint now);
 
  private:

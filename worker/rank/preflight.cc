@@ -12,6 +12,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/core/file.h"
 #include "engine/data/gpt_data.h"
+#include "engine/train/memory_plan.h"
 #include "engine/train/training_plan.h"
 #include "proto/rpc/status_details.h"
 #include "worker/rank/convert_command.h"
@@ -100,20 +101,24 @@ void CheckCheckpoint(const v1::RankSpec& spec, const TrainingPlan& plan, v1::Pre
   }
 }
 
-void CheckResources(const v1::RankSpec& spec, v1::PreflightResult* result) {
-  const v1::MemoryEstimate& rank = spec.resolved().per_rank();
-  const int64_t needed =
-      (rank.weight_bytes() + rank.gradient_bytes() + rank.optimizer_bytes() + rank.activation_bytes() + rank.workspace_bytes()) *
-      std::max(1, spec.world_size());
+void CheckMemory(const v1::RankSpec& spec, const TrainingPlan& plan, v1::PreflightResult* result) {
+  try {
+    *result->mutable_memory() = PlanMemory(plan);
+  } catch (const EngineError& error) {
+    return AddProblem(result, error.reason(), "model", error.what());
+  }
   const int64_t free_memory = AvailableMemory();
   result->set_free_memory_bytes(free_memory);
-  if (spec.device() != v1::DEVICE_CUDA && free_memory > 0 && needed > free_memory) {
-    AddProblem(
-        result, v1::REASON_OUT_OF_MEMORY, "train.micro_batch_size",
-        fmt::format(
-            "the job needs about {} MiB of memory, {} MiB are free on this node. Lower train.micro_batch_size or the model",
-            needed >> 20, free_memory >> 20));
+  const bool cuda = plan.device == DeviceType::kCuda;
+  const int64_t available = cuda ? spec.gpu_memory_bytes() : free_memory / std::max(1, spec.world_size());
+  if (const std::string why = WhyTooLarge(spec.resolved(), plan, available); !why.empty()) {
+    AddProblem(result, v1::REASON_OUT_OF_MEMORY, "train.micro_batch_size",
+               fmt::format("{} of this node: {}", cuda ? "the GPUs" : "the memory", why));
   }
+}
+
+void CheckDisk(const v1::RankSpec& spec, v1::PreflightResult* result) {
+  const int64_t checkpoint = spec.resolved().per_rank().checkpoint_bytes();
   if (spec.checkpoint_directory().empty()) return;
   const auto free_disk = FreeDiskBytes(ExistingParent(spec.checkpoint_directory()));
   if (!free_disk.ok()) {
@@ -121,10 +126,10 @@ void CheckResources(const v1::RankSpec& spec, v1::PreflightResult* result) {
     return;
   }
   result->set_free_disk_bytes(*free_disk);
-  if (rank.checkpoint_bytes() > *free_disk) {
+  if (checkpoint > *free_disk) {
     AddProblem(result, v1::REASON_DISK_FULL, "checkpoint.save",
                fmt::format("a checkpoint takes {} MiB, {} MiB are free under {}. Free space or choose another root",
-                           rank.checkpoint_bytes() >> 20, *free_disk >> 20, spec.checkpoint_directory()));
+                           checkpoint >> 20, *free_disk >> 20, spec.checkpoint_directory()));
   }
 }
 
@@ -136,14 +141,16 @@ v1::PreflightResult CheckNode(const v1::RankSpec& spec) {
     CheckConversion(spec, &result);
     return result;
   }
-  const auto plan = MakeTrainingPlan(spec.resolved());
+  auto plan = MakeTrainingPlan(spec.resolved());
+  if (plan.ok()) plan->device = spec.device() == v1::DEVICE_CUDA ? DeviceType::kCuda : DeviceType::kCpu;
   if (!plan.ok()) {
     AddStatus(&result, plan.status(), "config", v1::REASON_INVALID_CONFIG);
     return result;
   }
   CheckData(*plan, &result);
   CheckCheckpoint(spec, *plan, &result);
-  CheckResources(spec, &result);
+  CheckMemory(spec, *plan, &result);
+  CheckDisk(spec, &result);
   return result;
 }
 

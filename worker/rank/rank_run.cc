@@ -9,9 +9,11 @@
 
 #include "engine/comm/nccl.h"
 #include "engine/core/device.h"
+#include "engine/train/memory_plan.h"
 #include "engine/train/throw_status.h"
 #include "engine/train/trainer.h"
 #include "mbridge/v1/config.pb.h"
+#include "proto/format/memory_table.h"
 #include "proto/rpc/version.h"
 #include "worker/rank/convert_command.h"
 #include "worker/rank/spool_sink.h"
@@ -29,13 +31,9 @@ void OnTerminate(int) { g_stop.store(true); }
 v1::RankResult Train(const v1::RankSpec& spec, EventSink* sink) {
   TrainingPlan plan = ValueOrThrow(MakeTrainingPlan(spec.resolved()));
   plan.device = spec.device() == v1::DEVICE_CUDA ? DeviceType::kCuda : DeviceType::kCpu;
-  const Context context = DeviceOf(plan.device).MakeContext(kWorkspaceBytes);
-  const RunIdentity identity = MakeRunIdentity(spec);
   const spool::AttemptDirectory directory(spec.attempt_directory());
-  const auto world =
-      MakeWorld(context, directory.RendezvousPath(), spec.rank(), spec.world_size(), plan.collective_timeout_seconds);
-  Trainer trainer(plan, context, identity, world.get(), sink, &g_stop);
-  return trainer.Run();
+  const Context context = DeviceOf(plan.device).MakeContext(kOperatorWorkspaceBytes);
+  return RunTraining(spec, plan, context, directory.RendezvousPath(), sink);
 }
 
 std::unique_ptr<SpoolSink> MakeSpoolSink(const v1::RankSpec& spec, const std::string& path) {
@@ -89,6 +87,45 @@ RunIdentity MakeRunIdentity(const v1::RankSpec& spec) {
   google::protobuf::TextFormat::PrintToString(spec.resolved().config(), &identity.config_text);
   identity.config_hash = spec.resolved().config_hash();
   return identity;
+}
+
+v1::RankResult RunTraining(const v1::RankSpec& spec, const TrainingPlan& plan, const Context& context,
+                           const std::string& rendezvous, EventSink* sink) {
+  Device& device = DeviceOf(plan.device);
+  const v1::MemoryEstimate memory = PlanMemory(plan);
+  const auto say = [&](const std::string& text) {
+    if (sink != nullptr) return sink->Message(text);
+    std::printf("%s\n", text.c_str());
+    std::fflush(stdout);
+  };
+  say(MemoryTable(fmt::format("memory of rank {}, as planned", spec.rank()), memory));
+  const Device::Memory before = device.MemoryNow();
+  if (before.total_bytes > 0) {
+    // What CUDA and the operators' workspace took is planned too.
+    const int64_t available =
+        std::min(before.total_bytes, before.free_bytes + memory.runtime_bytes() + static_cast<int64_t>(kOperatorWorkspaceBytes));
+    if (const std::string why = WhyTooLarge(spec.resolved(), plan, available); !why.empty())
+      throw EngineError(v1::REASON_OUT_OF_MEMORY, why);
+  }
+  const RunIdentity identity = MakeRunIdentity(spec);
+  const auto world = MakeWorld(context, rendezvous, spec.rank(), spec.world_size(), plan.collective_timeout_seconds);
+  try {
+    Trainer trainer(plan, context, identity, world.get(), sink, InstallStopHandler());
+    const v1::RankResult result = trainer.Run();
+    if (const Device::Memory now = device.MemoryNow(); now.total_bytes > 0) {
+      const int64_t used = now.total_bytes - now.free_bytes, planned = TotalBytes(memory);
+      say(fmt::format("memory of rank {}: {} MiB of the GPU's {} are in use at the end, {} planned ({:+.1f} %)", spec.rank(),
+                      used >> 20, now.total_bytes >> 20, planned >> 20,
+                      100.0 * static_cast<double>(planned - used) / static_cast<double>(used)));
+    }
+    return result;
+  } catch (const EngineError& error) {
+    if (error.reason() != v1::REASON_OUT_OF_MEMORY) throw;
+    throw EngineError(error.reason(), fmt::format("{}; planned for this rank: {}", error.what(), MemoryLine(memory)));
+  } catch (const std::bad_alloc&) {
+    throw EngineError(v1::REASON_OUT_OF_MEMORY,
+                      fmt::format("an allocation of host memory failed; planned for this rank: {}", MemoryLine(memory)));
+  }
 }
 
 std::unique_ptr<Communicator> MakeWorld(const Context& context, const std::string& directory, int rank, int size,

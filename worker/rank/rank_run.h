@@ -7,6 +7,7 @@
 
 #include "engine/comm/communicator.h"
 #include "engine/core/op.h"
+#include "engine/train/event_sink.h"
 #include "engine/train/train_state.h"
 #include "mbridge/v1/rank.pb.h"
 
@@ -26,8 +27,12 @@ v1::RankResult ResultOf(const std::function<v1::RankResult()>& body);
 
 RunIdentity MakeRunIdentity(const v1::RankSpec& spec);
 
-// Scratch of a rank's operators on a GPU: cuBLASLt wants 32 MiB and more on Hopper.
-inline constexpr size_t kWorkspaceBytes = size_t{128} << 20;
+// Trains on plan.device, in `context` with kOperatorWorkspaceBytes, as rank spec.rank() of spec.world_size(), whose peers are met in the folder `rendezvous`. Says what
+// memory is planned and, on a GPU, what was in use at the end: through the sink, or where there is none on standard output.
+// Throws EngineError; OUT_OF_MEMORY names what was asked for, what there is and the plan, before the start also the layouts that
+// fit.
+v1::RankResult RunTraining(const v1::RankSpec& spec, const TrainingPlan& plan, const Context& context,
+                           const std::string& rendezvous, EventSink* sink);
 
 // One communicator over all ranks of a job, whose rendezvous files lie in `directory`: NCCL for a context on a GPU, else Gloo.
 // Throws EngineError.

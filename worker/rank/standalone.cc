@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "engine/core/device.h"
+#include "engine/train/memory_plan.h"
 #include "engine/train/operator_profile.h"
 #include "engine/train/throw_status.h"
 #include "engine/train/trainer.h"
@@ -58,30 +59,29 @@ v1::RankResult Train(const StandaloneOptions& options) {
   if (!options.config_path.empty()) request.config_yaml = ValueOrThrow(spool::ReadFile(options.config_path));
   request.overrides = options.overrides;
   request.ranks = options.ranks;
+  const bool cuda = options.device == "cuda" || (options.device == "auto" && HasDevice(DeviceType::kCuda));
+  request.device = cuda ? v1::DEVICE_CUDA : v1::DEVICE_CPU;
   const v1::ResolvedConfig resolved = ValueOrThrow(recipes::Resolve(request));
   v1::RankSpec spec;
   spec.set_run_name("standalone");
   spec.set_attempt(1);
+  spec.set_rank(options.rank);
+  spec.set_world_size(options.ranks);
   *spec.mutable_resolved() = resolved;
   spec.set_checkpoint_directory(options.checkpoint_directory);
   spec.set_load_checkpoint_path(options.load_checkpoint_path);
   spec.set_load_weights_only(options.load_weights_only);
 
   TrainingPlan plan = ValueOrThrow(MakeTrainingPlan(resolved));
-  const bool cuda = options.device == "cuda" || (options.device == "auto" && HasDevice(DeviceType::kCuda));
   plan.device = cuda ? DeviceType::kCuda : DeviceType::kCpu;
-  const Context context = DeviceOf(plan.device).MakeContext(kWorkspaceBytes);
-  const RunIdentity identity = MakeRunIdentity(spec);
-  const auto world =
-      MakeWorld(context, options.rendezvous_directory, options.rank, options.ranks, plan.collective_timeout_seconds);
   std::unique_ptr<TerminalSink> sink;
   std::unique_ptr<OperatorProfile> profile;
+  const Context context = DeviceOf(plan.device).MakeContext(kOperatorWorkspaceBytes);
   if (options.rank == 0) {
     if (options.profile_operators) profile = std::make_unique<OperatorProfile>(context, MeasureLimits(context));
     sink = std::make_unique<TerminalSink>(options.metrics_path, resolved.config().logger().log_throughput(), profile.get());
   }
-  Trainer trainer(plan, context, identity, world.get(), sink.get(), InstallStopHandler());
-  const v1::RankResult result = trainer.Run();
+  const v1::RankResult result = RunTraining(spec, plan, context, options.rendezvous_directory, sink.get());
   if (profile != nullptr) std::printf("%s", profile->Table().c_str());
   return result;
 }

@@ -76,6 +76,27 @@ class CudaDevice : public Device {
       if (waited.count() > 0.1) std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
   }
+  void BeginRecording(const Context& context) override {
+    MB_CUDA(cudaStreamBeginCapture(StreamOf(context), cudaStreamCaptureModeThreadLocal));
+  }
+  std::shared_ptr<void> EndRecording(const Context& context) override {
+    cudaGraph_t graph = nullptr;
+    MB_CUDA(cudaStreamEndCapture(StreamOf(context), &graph));
+    cudaGraphExec_t executable = nullptr;
+    const cudaError_t made = cudaGraphInstantiate(&executable, graph, 0);
+    cudaGraphDestroy(graph);
+    MB_CUDA(made);
+    return {executable, [](void* e) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(e)); }};
+  }
+  void DropRecording(const Context& context) override {
+    cudaGraph_t graph = nullptr;
+    cudaStreamEndCapture(StreamOf(context), &graph);
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    cudaGetLastError();
+  }
+  void Launch(const Context& context, const std::shared_ptr<void>& graph) override {
+    MB_CUDA(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph.get()), StreamOf(context)));
+  }
   Memory MemoryNow() override {
     size_t free = 0, total = 0;
     MB_CUDA(cudaMemGetInfo(&free, &total));

@@ -316,5 +316,68 @@ TEST(CudaModelSmall, RefusesMoreExpertsThanTheRouterTakes) {
   }
 }
 
+// Losses and gradients of six microbatches, three calls of two; the streams' positions afterwards.
+struct GraphOutcome {
+  std::vector<double> losses;
+  std::vector<char> gradients;
+  RngStreams::State streams;
+};
+
+GraphOutcome RunWithGraphs(const GptConfig& config, GptModel::Graphs graphs) {
+  const Context context = DeviceOf(DeviceType::kCuda).MakeContext(kWorkspace);
+  constexpr int kRows = 2;
+  GptModel model(config, nullptr, context);
+  ParameterStore store(config.dtype, DeviceType::kCuda);
+  model.DeclareParameters(&store);
+  store.Allocate();
+  RngStreams streams(7);
+  model.InitializeWeights(&store, &streams);
+  model.Prepare(store, kRows);
+  model.UseGraphs(graphs, 2, 1);
+  const int64_t count = kRows * config.seq_length;
+  std::mt19937 engine(3);
+  GraphOutcome outcome;
+  for (int call = 0; call < 4; ++call) {
+    std::vector<int32_t> tokens[2], labels[2], positions(count);
+    const std::vector<float> mask(count, 1.0f);
+    std::vector<HostMicrobatch> batches;
+    for (int64_t t = 0; t < count; ++t) positions[t] = static_cast<int32_t>(t % config.seq_length);
+    for (int i = 0; i < 2; ++i) {
+      for (int64_t t = 0; t < count; ++t) {
+        tokens[i].push_back(static_cast<int32_t>(engine() % static_cast<uint32_t>(config.padded_vocab_size)));
+        labels[i].push_back(static_cast<int32_t>(engine() % static_cast<uint32_t>(config.padded_vocab_size)));
+      }
+      batches.push_back({tokens[i].data(), labels[i].data(), mask.data(), positions.data()});
+    }
+    model.AddForwardBackwards(batches, call == 3 ? 0.25f : 0.5f, &streams);  // Another scale: another graph.
+    outcome.losses.push_back(model.TakeLossSum().loss_sum);
+  }
+  outcome.gradients = ToHost(store.main_grads());
+  outcome.streams = streams.Save();
+  return outcome;
+}
+
+TEST(CudaGraphs, ChangeNoBit) {
+  MB_NEEDS_GPU();
+  for (const double dropout : {0.0, 0.1}) {
+    for (const bool fused : {true, false}) {
+      for (const Recompute recompute : {Recompute::kNone, Recompute::kUniform}) {
+        GptConfig config = ReferenceConfig(2, 64, 512);
+        config.hidden_dropout = config.attention_dropout = dropout;
+        config.bias_dropout_fusion = fused;
+        config.recompute = recompute;
+        config.deterministic = true;
+        const GraphOutcome plain = RunWithGraphs(config, GptModel::Graphs::kNone);
+        for (const GptModel::Graphs graphs : {GptModel::Graphs::kMicrobatch, GptModel::Graphs::kCall}) {
+          const GraphOutcome replayed = RunWithGraphs(config, graphs);
+          EXPECT_EQ(replayed.losses, plain.losses) << dropout << fused;
+          EXPECT_TRUE(replayed.gradients == plain.gradients) << dropout << fused;
+          EXPECT_EQ(replayed.streams, plain.streams);
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace mbridge

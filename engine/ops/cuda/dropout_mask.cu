@@ -20,10 +20,21 @@ struct Draw {
   uint64_t seed, block;  // block: offset / 4.
   int64_t threads, count;
   float limit;
+  const uint64_t* words;  // Or null: seed and offset to start from, for a block that counts from there.
+
+  __device__ __forceinline__ Draw Resolved() const {
+    Draw draw = *this;
+    if (words != nullptr) {
+      draw.seed = words[0];
+      draw.block += words[1] / 4;
+    }
+    return draw;
+  }
 };
 
 // kVector of 4 or 8 neighbouring elements belong to a thread, which takes kVector / 4 blocks for them each time round.
-template <int kVector> __global__ void __launch_bounds__(256) VectorKernel(const Draw draw, uint8_t* keep) {
+template <int kVector> __global__ void __launch_bounds__(256) VectorKernel(const Draw given, uint8_t* keep) {
+  const Draw draw = given.Resolved();
   constexpr int kBlocks = kVector / 4;
   const int64_t vectors = draw.count / kVector;
   for (int64_t q = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; q < vectors; q += int64_t{gridDim.x} * blockDim.x) {
@@ -40,7 +51,8 @@ template <int kVector> __global__ void __launch_bounds__(256) VectorKernel(const
 }
 
 // Vectors of 2: a thread takes a block every second time and the block's last two words in between.
-__global__ void __launch_bounds__(256) PairKernel(const Draw draw, uint8_t* keep) {
+__global__ void __launch_bounds__(256) PairKernel(const Draw given, uint8_t* keep) {
+  const Draw draw = given.Resolved();
   const int64_t vectors = draw.count / 2;
   for (int64_t q = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; q < vectors; q += int64_t{gridDim.x} * blockDim.x) {
     const int64_t thread = q % draw.threads, loop = q / draw.threads;
@@ -51,7 +63,8 @@ __global__ void __launch_bounds__(256) PairKernel(const Draw draw, uint8_t* keep
 }
 
 // Single elements: word i of a thread's block number l is for element (4 l + i) threads + thread.
-__global__ void __launch_bounds__(256) ScalarKernel(const Draw draw, uint8_t* keep) {
+__global__ void __launch_bounds__(256) ScalarKernel(const Draw given, uint8_t* keep) {
+  const Draw draw = given.Resolved();
   for (int64_t e = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; e < draw.count; e += int64_t{gridDim.x} * blockDim.x) {
     const int64_t thread = e % draw.threads, row = e / draw.threads;
     const uint4 words = PhiloxBlock(draw.seed, thread, draw.block + row / 4);
@@ -64,11 +77,13 @@ void CheckProbability(double p) {
   if (!(p > 0.0 && p < 1.0)) ThrowEngineError("dropout probability {} is not inside (0, 1)", p);
 }
 
-void EagerCuda(const Context& context, PhiloxStream position, int sm_count, double p, int element_bytes, const Tensor& keep) {
+void EagerCuda(const Context& context, const MaskPosition position, int sm_count, double p, int element_bytes,
+               const Tensor& keep) {
   CheckProbability(p);
   const int64_t count = keep.size();
   if (count == 0) return;
-  const Draw draw{position.seed, position.offset / 4, CudaDrawThreads(count, sm_count), count, static_cast<float>(1.0 - p)};
+  const Draw draw{position.stream.seed,        position.stream.offset / 4, CudaDrawThreads(count, sm_count), count,
+                  static_cast<float>(1.0 - p), position.device_words};
   uint8_t* out = PointerOf<uint8_t>(keep);
   const cudaStream_t stream = StreamOf(context);
   const int64_t vector = DropoutVectorSize(count, element_bytes);
@@ -89,8 +104,25 @@ __device__ __forceinline__ uint8_t Kept(uint64_t seed, uint32_t index, float dro
   return __fmul_rn(__int2float_rn(x), 4.6566127342e-10f) > drop ? 1 : 0;
 }
 
+// A seed, or where a compiled function draws one: ahead / 4 blocks after the position in `words`.
+struct CompiledSeed {
+  uint64_t seed;
+  const uint64_t* words;
+  uint64_t ahead;
+
+  // DrawCompiledSeed.
+  __device__ __forceinline__ uint64_t Resolved() const {
+    if (words == nullptr) return seed;
+    const uint4 drawn = PhiloxBlock(words[0], 0, (words[1] + ahead) / 4);
+    const uint64_t value = uint64_t{drawn.x} << 32 | drawn.y;
+    return value % ~0ull - (1ull << 63);
+  }
+};
+
 template <int kVector>
-__global__ void __launch_bounds__(256) CompiledKernel(uint64_t seed, float drop, int64_t first, int64_t count, uint8_t* keep) {
+__global__ void __launch_bounds__(256)
+    CompiledKernel(const CompiledSeed given, float drop, int64_t first, int64_t count, uint8_t* keep) {
+  const uint64_t seed = given.Resolved();
   const int64_t vectors = count / kVector;
   for (int64_t q = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; q < vectors; q += int64_t{gridDim.x} * blockDim.x) {
     uint8_t bytes[kVector];
@@ -102,12 +134,11 @@ __global__ void __launch_bounds__(256) CompiledKernel(uint64_t seed, float drop,
   }
 }
 
-void CompiledCuda(const Context& context, int64_t seed, double p, const Tensor& keep) {
+void LaunchCompiled(const Context& context, const CompiledSeed& key, double p, const Tensor& keep) {
   CheckProbability(p);
   const int64_t count = keep.size();
   uint8_t* out = PointerOf<uint8_t>(keep);
   const auto drop = static_cast<float>(p);
-  const auto key = static_cast<uint64_t>(seed);
   const int64_t whole = IsAligned(out, 4) ? count / 4 * 4 : 0;
   if (whole > 0) CompiledKernel<4><<<GridOf(whole, 256 * 4), 256, 0, StreamOf(context)>>>(key, drop, 0, whole, out);
   if (whole < count)
@@ -115,7 +146,18 @@ void CompiledCuda(const Context& context, int64_t seed, double p, const Tensor& 
   MB_CUDA_LAUNCHED();
 }
 
-const bool g_registered = (DrawEagerDropoutMask.cuda = &EagerCuda, DrawCompiledDropoutMask.cuda = &CompiledCuda, true);
+void CompiledCuda(const Context& context, int64_t seed, double p, const Tensor& keep) {
+  LaunchCompiled(context, {static_cast<uint64_t>(seed), nullptr, 0}, p, keep);
+}
+
+void CompiledAtCuda(const Context& context, const MaskPosition position, double p, const Tensor& keep) {
+  PhiloxStream stream = position.stream;
+  const uint64_t seed = position.device_words == nullptr ? static_cast<uint64_t>(DrawCompiledSeed(&stream)) : 0;
+  LaunchCompiled(context, {seed, position.device_words, position.stream.offset}, p, keep);
+}
+
+const bool g_registered = (DrawEagerDropoutMask.cuda = &EagerCuda, DrawCompiledDropoutMask.cuda = &CompiledCuda,
+                           DrawCompiledDropoutMaskAt.cuda = &CompiledAtCuda, true);
 
 }  // namespace
 }  // namespace mbridge::cuda

@@ -37,6 +37,31 @@ TEST(DropoutMaskCuda, CompiledEqualsTheCpuTwin) {
   }
 }
 
+// What a CUDA graph replays: the position is read from device memory by the kernel.
+TEST(DropoutMaskCuda, PositionsInDeviceMemory) {
+  MB_NEEDS_GPU();
+  const Gpu gpu;
+  constexpr uint64_t kSeed = 1234, kBegin = 4 * 17, kAhead = 4 * 9;
+  const OnGpu memory(DType::kI64, {2});
+  const uint64_t words[2] = {kSeed, kBegin};
+  MB_CUDA(cudaMemcpy(memory.tensor().data, words, sizeof(words), cudaMemcpyHostToDevice));
+  MB_CUDA(cudaDeviceSynchronize());
+  const MaskPosition on_device(static_cast<const uint64_t*>(memory.tensor().data), kAhead);
+  const PhiloxStream position{kSeed, kBegin + kAhead};
+  for (const int64_t count : {3, 254, 1001, 100008, 100002, 100004}) {
+    const Owned expected(DType::kU8, {count});
+    const OnGpu actual(DType::kU8, {count}), plain(DType::kU8, {count});
+    DrawEagerDropoutMask.cpu({}, position, kHopperSmCount, 0.1, 2, expected);
+    DrawEagerDropoutMask(gpu, on_device, kHopperSmCount, 0.1, 2, actual);
+    EXPECT_EQ(actual.ToValues(), expected.ToValues()) << count;
+    DrawCompiledDropoutMaskAt.cpu({}, position, 0.1, expected);
+    DrawCompiledDropoutMaskAt(gpu, on_device, 0.1, actual);
+    DrawCompiledDropoutMaskAt(gpu, position, 0.1, plain);
+    EXPECT_EQ(actual.ToValues(), expected.ToValues()) << count;
+    EXPECT_EQ(plain.ToValues(), expected.ToValues()) << count;
+  }
+}
+
 TEST(DrawNormalCuda, GivesMegatronsEmbedding) {
   MB_NEEDS_GPU();
   const Gpu gpu;

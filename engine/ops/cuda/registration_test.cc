@@ -58,6 +58,7 @@ TEST(CudaRegistration, OperatorsHaveCudaTwins) {
   EXPECT_NE(BiasDropoutAddBackward.cuda, nullptr);
   EXPECT_NE(DrawEagerDropoutMask.cuda, nullptr);
   EXPECT_NE(DrawCompiledDropoutMask.cuda, nullptr);
+  EXPECT_NE(DrawCompiledDropoutMaskAt.cuda, nullptr);
   EXPECT_NE(EmbeddingForward.cuda, nullptr);
   EXPECT_NE(EmbeddingBackward.cuda, nullptr);
   EXPECT_NE(LocalPlaces.cuda, nullptr);

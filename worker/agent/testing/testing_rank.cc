@@ -1,6 +1,6 @@
 // A rank program for tests. The run name of its specification holds what to do, as key=value words:
 //   records=N interval=MS   metric records (rank 0)      log=BYTES       bytes for the log
-//   end=complete|hang|silent:CODE|signal:N               ignore_term=1   no end on SIGTERM
+//   end=complete|hang|silent:CODE|signal:N|reason:N              ignore_term=1   no end on SIGTERM
 //   set=KEY:VALUE await=KEY                              rendezvous
 //   preflight=ok|problem|crash|hang|garbage              what --preflight does
 #include <signal.h>
@@ -119,6 +119,7 @@ int Run(const v1::RankSpec& spec, const Script& script) {
   while (end == "hang" && !terminated) ::usleep(10'000);
   if (terminated) return Exit(files, spec.rank(), v1::REASON_CANCELLED_BY_USER, 0);
   if (end.starts_with("silent:")) return std::atoi(end.c_str() + 7);
+  if (end.starts_with("reason:")) return Exit(files, spec.rank(), static_cast<v1::Reason>(std::atoi(end.c_str() + 7)), 1);
   if (end.starts_with("signal:")) {
     const int signal = std::atoi(end.c_str() + 7);
     ::signal(signal, SIG_DFL);  // A sanitizer has its own handler.

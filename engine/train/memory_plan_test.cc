@@ -1,0 +1,145 @@
+#include "engine/train/memory_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "engine/ops/flash_attention.h"
+#include "engine/ops/gemm.h"
+#include "engine/train/train_state.h"
+#include "proto/format/memory_table.h"
+#include "recipes/config/resolve.h"
+
+namespace mbridge {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using Overrides = std::vector<std::string>;
+
+v1::ResolvedConfig Resolved(const std::string& recipe, const Overrides& overrides, int ranks, v1::Device device) {
+  recipes::ResolveRequest request;
+  request.recipe = recipe;
+  request.overrides = overrides;
+  request.ranks = ranks;
+  request.device = device;
+  const auto resolved = recipes::Resolve(request);
+  EXPECT_TRUE(resolved.ok()) << resolved.status();
+  return resolved.ok() ? *resolved : v1::ResolvedConfig();
+}
+
+TrainingPlan PlanOf(const v1::ResolvedConfig& resolved, DeviceType device) {
+  auto plan = MakeTrainingPlan(resolved);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  plan->device = device;
+  return *plan;
+}
+
+Overrides Small(const Overrides& more) {
+  Overrides overrides = {"model.num_layers=4",        "model.hidden_size=128",       "model.num_attention_heads=4",
+                         "model.ffn_hidden_size=512", "model.seq_length=256",        "dataset.seq_length=256",
+                         "train.micro_batch_size=2",  "train.global_batch_size=8",   "tokenizer.vocab_size=1000",
+                         "train.train_iters=10",      "scheduler.lr_warmup_iters=1", "scheduler.lr_decay_iters=10"};
+  overrides.insert(overrides.end(), more.begin(), more.end());
+  return overrides;
+}
+
+TEST(MemoryPlanTest, IsWhatTheEngineAllocates) {
+  const std::vector<Overrides> cases = {
+      {},
+      {"mixed_precision=null", "model.hidden_dropout=0"},
+      {"model.recompute_granularity=full", "model.recompute_method=uniform", "model.recompute_num_layers=2"},
+      {"model.recompute_granularity=selective", "model.recompute_modules=[core_attn,mlp]"},
+      {"optimizer.use_precision_aware_optimizer=true", "optimizer.exp_avg_dtype=bf16", "optimizer.exp_avg_sq_dtype=bf16"}};
+  for (const Overrides& more : cases) {
+    const v1::ResolvedConfig resolved = Resolved("vanilla_gpt", Small(more), 1, v1::DEVICE_CPU);
+    const TrainingPlan plan = PlanOf(resolved, DeviceType::kCpu);
+    const v1::MemoryEstimate memory = PlanMemory(plan);
+    const auto world = MakeSelfCommunicator();
+    const ParallelGroups groups(plan.parallel, world.get());
+    TrainState state(plan, {}, groups);
+    state.InitializeFresh();
+    EXPECT_EQ(memory.gradient_bytes(), state.parameters().capacity() * static_cast<int64_t>(sizeof(float)));
+    EXPECT_EQ(memory.optimizer_bytes(), state.optimizer().StateBytes());
+    EXPECT_EQ(memory.parameters(), state.parameters().NumGlobalElements());
+    const int64_t copies = memory.weight_bytes() - state.parameters().capacity() * static_cast<int64_t>(SizeOf(plan.model.dtype));
+    EXPECT_NEAR(static_cast<double>(memory.activation_bytes() + memory.workspace_bytes() + copies),
+                static_cast<double>(state.model().ActivationBytes()), 2048);
+    EXPECT_EQ(memory.runtime_bytes(), 0);
+  }
+}
+
+// The formulas that clients print follow the engine's plan on both devices.
+TEST(MemoryPlanTest, EstimatesFollowIt) {
+  struct Case {
+    std::string recipe;
+    Overrides overrides;
+    int ranks;
+  };
+  const Overrides aware = {"optimizer.use_precision_aware_optimizer=true", "optimizer.exp_avg_dtype=bf16",
+                           "optimizer.exp_avg_sq_dtype=bf16"};
+  const Overrides one = {"train.micro_batch_size=1", "model.seq_length=8192", "dataset.seq_length=8192",
+                         "model.vocab_size=128256"};
+  const auto with = [](Overrides list, const Overrides& more) {
+    list.insert(list.end(), more.begin(), more.end());
+    return list;
+  };
+  const Overrides full = {"model.recompute_granularity=full", "model.recompute_method=uniform", "model.recompute_num_layers=1"};
+  const std::vector<Case> cases = {
+      {"llama32_1b", one, 1},
+      {"llama32_1b", with(one, full), 1},
+      {"llama32_1b", with(one, {"ddp.use_distributed_optimizer=true"}), 2},
+      {"llama32_1b", with(one, {"model.recompute_granularity=selective", "model.recompute_modules=[mlp,layernorm]"}), 1},
+      {"llama3_8b", with(with(one, aware), {"model.context_parallel_size=1"}), 1},
+      {"llama3_8b",
+       with(with(one, aware),
+            {"model.context_parallel_size=1", "model.tensor_model_parallel_size=2", "model.sequence_parallel=true"}),
+       2},
+      {"llama3_8b",
+       with(one, {"model.context_parallel_size=1", "model.recompute_granularity=full", "model.recompute_method=block",
+                  "model.recompute_num_layers=16"}),
+       1},
+      {"vanilla_gpt", Small({}), 1},
+      {"vanilla_gpt", Small({"model.recompute_granularity=selective"}), 1},
+      {"vanilla_gpt", Small({"model.hidden_dropout=0", "model.attention_dropout=0", "mixed_precision=null"}), 1},
+  };
+  g_flash_attention_backend = [] { return std::string(); };  // As where the CUDA code is linked in.
+  for (const Case& test : cases) {
+    for (const DeviceType device : {DeviceType::kCpu, DeviceType::kCuda}) {
+      const bool cuda = device == DeviceType::kCuda;
+      if (!cuda && NativeBF16Products()) continue;  // The formulas take a CPU that computes in fp32.
+      const v1::ResolvedConfig resolved =
+          Resolved(test.recipe, test.overrides, test.ranks, cuda ? v1::DEVICE_CUDA : v1::DEVICE_CPU);
+      const v1::MemoryEstimate planned = PlanMemory(PlanOf(resolved, device)), &estimate = resolved.per_rank();
+      const auto total = static_cast<double>(TotalBytes(planned));
+      EXPECT_NEAR(static_cast<double>(TotalBytes(estimate)), total, 0.03 * total)
+          << test.recipe << (cuda ? " on a GPU" : " on a CPU") << "\nplanned   " << MemoryLine(planned) << "\nestimated "
+          << MemoryLine(estimate) << "\n"
+          << ::testing::PrintToString(test.overrides);
+    }
+  }
+  g_flash_attention_backend = nullptr;
+}
+
+TEST(MemoryPlanTest, SaysWhatFits) {
+  const Overrides overrides = {"train.micro_batch_size=2",          "train.global_batch_size=16",    "model.seq_length=8192",
+                               "dataset.seq_length=8192",           "model.context_parallel_size=1", "model.vocab_size=128256",
+                               "model.tensor_model_parallel_size=1"};
+  g_flash_attention_backend = [] { return std::string(); };
+  const v1::ResolvedConfig resolved = Resolved("llama3_8b", overrides, 1, v1::DEVICE_CUDA);
+  const TrainingPlan plan = PlanOf(resolved, DeviceType::kCuda);
+  const int64_t h200 = int64_t{143771} << 20;
+  EXPECT_EQ(WhyTooLarge(resolved, plan, int64_t{1} << 40), "");
+  const std::string why = WhyTooLarge(resolved, plan, h200);
+  EXPECT_THAT(why, AllOf(HasSubstr("143771 MiB"), HasSubstr("main gradients"), HasSubstr("What fits:")));
+  const std::vector<std::string> layouts = LayoutsThatFit(resolved, DeviceType::kCuda, h200);
+  EXPECT_THAT(layouts, Contains(HasSubstr("--ranks 2 model.tensor_model_parallel_size=2 model.sequence_parallel=true")));
+  EXPECT_THAT(layouts, Contains(HasSubstr("optimizer.exp_avg_dtype=bf16")));
+  EXPECT_THAT(LayoutsThatFit(resolved, DeviceType::kCuda, int64_t{1} << 30), testing::ElementsAre(HasSubstr("smaller model")));
+  const v1::ResolvedConfig experts = Resolved("deepseek_v2_lite", {"model.expert_model_parallel_size=1"}, 1, v1::DEVICE_CUDA);
+  EXPECT_THAT(LayoutsThatFit(experts, DeviceType::kCuda, h200), Contains(HasSubstr("model.tensor_model_parallel_size=")));
+  g_flash_attention_backend = nullptr;
+}
+
+}  // namespace
+}  // namespace mbridge

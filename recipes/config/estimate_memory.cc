@@ -1,0 +1,200 @@
+// The engine's arena as formulas: LayerRecord, LayerScratch and OutputHeadScratch of engine/model, for a rank without the engine.
+#include <algorithm>
+
+#include "recipes/config/estimate.h"
+
+namespace mbridge::recipes {
+namespace {
+
+// As engine/train/memory_plan.h has them.
+constexpr int64_t kOperatorWorkspace = int64_t{128} << 20, kCudaBytes = int64_t{700} << 20, kNcclBytes = int64_t{600} << 20;
+// As engine/model/output_head.cc has it.
+constexpr int64_t kGpuLogits = int64_t{2} << 30;
+
+int64_t Ways(int64_t n) { return std::max<int64_t>(1, n); }
+
+// Sizes of one rank.
+struct Sizes {
+  explicit Sizes(const v1::ConfigContainer& config, v1::Device device) : m(config.model()), gpu(device == v1::DEVICE_CUDA) {
+    const int64_t tp = Ways(m.tensor_model_parallel_size());
+    narrow = m.bf16() || m.fp16();
+    e = narrow && gpu ? 2 : 4;  // A CPU without BF16 products computes in fp32.
+    b = config.train().micro_batch_size();
+    s = m.seq_length() / Ways(m.context_parallel_size());
+    tokens = s * b;
+    stream = tokens / (m.sequence_parallel() ? tp : 1);
+    h = m.hidden_size();
+    heads = m.num_attention_heads() / tp;
+    const int64_t groups = m.num_query_groups() / tp;
+    latent = m.multi_latent_attention();
+    qkv = latent ? heads * (2 * (m.qk_head_dim() + m.qk_pos_emb_head_dim()) + m.v_head_dim())
+                 : (heads + 2 * groups) * m.kv_channels();
+    context = heads * (latent ? m.v_head_dim() : m.kv_channels());
+    head_norms = m.qk_layernorm() && !latent ? heads + groups : 0;
+    halves = m.gated_linear_unit() ? 2 : 1;
+    ffn = m.ffn_hidden_size() / tp;
+    vocabulary = m.vocab_size() / tp;
+    flash = gpu && narrow && m.attention_dropout() == 0 && !m.attention_softmax_in_fp32() && m.attn_logit_softcapping() == 0 &&
+            !latent && m.kv_channels() % 8 == 0 && m.kv_channels() <= 256;
+    norm_floats = m.normalization() == "RMSNorm" ? 1 : 2;
+    pre_norm = !m.has_pre_layernorm() || m.pre_layernorm();
+    experts = m.num_moe_experts();
+    chosen = m.has_moe_router_topk() ? m.moe_router_topk() : 2;
+    expert_ffn = (m.has_moe_ffn_hidden_size() ? m.moe_ffn_hidden_size() : m.ffn_hidden_size()) /
+                 (m.has_expert_tensor_parallel_size() ? Ways(m.expert_tensor_parallel_size()) : tp);
+    shared = m.moe_shared_expert_intermediate_size() / tp;
+  }
+  const v1::ModelConfig& m;
+  bool gpu, narrow = false, latent = false, flash = false, pre_norm = true;
+  int64_t e = 0, b = 0, s = 0, tokens = 0, stream = 0, h = 0, heads = 0, qkv = 0, context = 0, head_norms = 0, halves = 1,
+          ffn = 0, vocabulary = 0, norm_floats = 1, experts = 0, chosen = 0, expert_ffn = 0, shared = 0;
+};
+
+// What a layer keeps from forward to backward, by the modules of model.recompute_modules.
+struct Kept {
+  int64_t input = 0, core_attention = 0, norms = 0, heads = 0, mlp = 0, expert_activation = 0, other = 0;
+  int64_t total() const { return input + core_attention + norms + heads + mlp + expert_activation + other; }
+};
+
+Kept KeptByLayer(const Sizes& z, bool moe) {
+  const v1::ModelConfig& m = z.m;
+  Kept kept;
+  kept.input = z.stream * z.h * z.e;
+  const int64_t scores = z.b * z.heads * z.s * z.s;
+  const int64_t dropout = m.hidden_dropout() > 0 ? 2 * z.stream * z.h : 0;
+  kept.other = z.stream * z.h * z.e + dropout + z.tokens * z.context * z.e;
+  if (z.flash) {
+    kept.other += 4 * z.b * z.heads * z.s;
+  } else {
+    kept.core_attention = scores * ((m.attention_softmax_in_fp32() || !z.narrow ? 4 : 2) + (m.attention_dropout() > 0 ? 1 : 0));
+  }
+  if (m.softmax_type() == "learnable") kept.other += 4 * z.b * z.heads * z.s;
+  for (const bool norm : {z.pre_norm, m.post_layernorm()}) {
+    if (norm) kept.other += 2 * z.stream * 4 * z.norm_floats;
+  }
+  if (z.pre_norm) kept.norms = 2 * z.stream * z.h * z.e;
+  if (m.post_layernorm()) kept.other += 2 * z.stream * z.h * z.e;
+  kept.heads = z.tokens * z.qkv * z.e;
+  if (z.head_norms > 0) kept.other += z.tokens * (z.qkv * z.e + 4 * (m.qk_norm_over_projection() ? 2 : z.head_norms));
+  if (z.latent) kept.other += z.tokens * (2 * z.e * (m.q_lora_rank() + m.kv_lora_rank()) + 4 * (m.q_lora_rank() > 0 ? 2 : 1));
+  if (!moe) {
+    kept.mlp = z.tokens * (z.halves + 1) * z.ffn * z.e;
+    return kept;
+  }
+  const int64_t rows = z.tokens * z.chosen, shared = z.shared;
+  kept.mlp = z.tokens * (8 * z.experts + 8 * z.chosen) + 8 * rows + rows * 2 * z.expert_ffn * z.e + z.tokens * 3 * shared * z.e;
+  if (m.moe_shared_expert_gate()) kept.mlp += z.tokens * (z.h * z.e + 4);
+  kept.expert_activation = rows * z.expert_ffn * z.e;
+  return kept;
+}
+
+// Of `kept`, what selective recomputation drops.
+int64_t Dropped(const v1::ModelConfig& m, const Kept& kept, bool latent, bool moe) {
+  const auto& names = m.recompute_modules();
+  const auto has = [&names](const char* name) { return std::find(names.begin(), names.end(), name) != names.end(); };
+  int64_t bytes = names.empty() || has("core_attn") ? kept.core_attention : 0;
+  if (has("layernorm")) bytes += kept.norms;
+  if (has("mla_up_proj") && latent) bytes += kept.heads;
+  if (moe ? has("moe") : has("mlp")) bytes += kept.mlp;
+  if (moe && (has("moe") || has("moe_act"))) bytes += kept.expert_activation;
+  return bytes;
+}
+
+int64_t LayerBytes(const Sizes& z) {
+  const v1::ModelConfig& m = z.m;
+  const int64_t count = std::min<int64_t>(m.num_layers(), 1 << 20) / Ways(m.pipeline_model_parallel_size());
+  const bool full = m.recompute_granularity() == "full", selective = m.recompute_granularity() == "selective";
+  const bool uniform = full && m.recompute_method() != "block";
+  const Kept dense = KeptByLayer(z, false), moe = KeptByLayer(z, true);
+  int64_t bytes = 0, shared = 0, group = 0;  // shared: of the largest group of layers that are made again.
+  for (int64_t i = 0; i < count; ++i) {
+    const bool experts = IsMoeLayer(m, i);
+    const Kept& kept = experts ? moe : dense;
+    if (selective) {
+      const int64_t dropped = Dropped(m, kept, z.latent, experts);
+      bytes += kept.total() - dropped;
+      shared = std::max(shared, dropped);
+    } else if (uniform || (full && i < m.recompute_num_layers())) {
+      const bool first = !uniform || i % Ways(m.recompute_num_layers()) == 0;
+      if (first) group = -kept.input;
+      if (first) bytes += kept.input;
+      group += kept.total();
+      shared = std::max(shared, group);
+    } else {
+      bytes += kept.total();
+    }
+  }
+  return bytes + shared;
+}
+
+int64_t AttentionWorkspace(const Sizes& z) {
+  if (!z.gpu) return 0;
+  const int64_t groups = z.m.num_query_groups() / Ways(z.m.tensor_model_parallel_size()), d = z.m.kv_channels();
+  if (z.flash) {
+    const int64_t padded = (z.s + 127) / 128 * 128, rows = z.b * z.heads * padded;
+    return (1 << 20) + rows * 4 + (z.m.deterministic_mode() ? rows * padded * 2 : rows * d * 4) +
+           (z.heads != groups ? 4 * rows * d : 0);
+  }
+  const int64_t plane = z.s * ((z.s + 7) / 8 * 8);
+  const int64_t chunk =
+      std::clamp<int64_t>((int64_t{256} << 20) / Ways(plane * z.e), 1, std::clamp<int64_t>(z.b * groups, 1, 32768));
+  const int64_t head_grads = z.heads == groups ? 0 : z.b * z.heads * z.s * d;
+  return (2 * chunk * plane + 2 * head_grads) * z.e + (z.m.attn_logit_softcapping() > 0 ? 4 * chunk * plane : 0);
+}
+
+int64_t HeadBytes(const Sizes& z) {
+  const bool plain = z.gpu && z.m.tensor_model_parallel_size() <= 1 && z.m.final_logit_softcapping() == 0 &&
+                     (!z.m.has_logits_scaling() || z.m.logits_scaling() == 1);
+  const int64_t row = Ways(z.vocabulary * z.e);
+  const int64_t block = std::min(z.tokens, z.gpu ? std::max<int64_t>(kGpuLogits / row / 1024, 1) * 1024 : int64_t{2048});
+  const int64_t columns = z.gpu ? z.vocabulary : std::min<int64_t>(2000, z.vocabulary);
+  return block * z.vocabulary * (z.narrow ? 2 : 4) + (plain ? 0 : block * (columns + 16) * z.e) + z.tokens * z.h * z.e +
+         12 * (z.tokens + block) + (z.gpu ? 0 : 4 * z.vocabulary * z.h);
+}
+
+int64_t ScratchBytes(const Sizes& z) {
+  const v1::ModelConfig& m = z.m;
+  int64_t bytes = z.stream * z.h * z.e + 4 * z.tokens * z.h + (m.sequence_parallel() ? z.tokens * z.h * z.e : 0);
+  bytes += 2 * z.stream * z.h * z.e + z.tokens * z.e * (z.context + z.qkv + z.ffn * (z.halves == 2 ? 3 : 1));
+  if (m.position_embedding_type() == "rope" || m.position_embedding_type() == "yarn") bytes += 4 * z.s * m.kv_channels();
+  if (!z.gpu) bytes += 4 * z.h * std::max({z.halves * z.ffn, z.context, z.qkv});
+  if (z.latent) {
+    bytes += z.tokens * z.e *
+             (z.heads * (2 * m.qk_head_dim() + m.qk_pos_emb_head_dim() + m.v_head_dim()) + 2 * m.kv_lora_rank() +
+              m.qk_pos_emb_head_dim() + m.q_lora_rank() + z.h);
+  }
+  if (z.experts > 0) {
+    const int64_t rows = z.tokens * z.chosen, shared = z.shared;
+    if (m.sequence_parallel()) bytes += 2 * z.tokens * z.h * z.e;
+    bytes += rows * z.e * (2 * z.h + 3 * z.expert_ffn) + z.tokens * (4 * (z.experts + z.chosen) + z.e * (z.h + 3 * shared));
+    if (z.e != 4) bytes += 4 * z.h * (z.tokens + z.experts);
+    bytes += 4 * z.h * std::max({2 * z.expert_ffn, 2 * shared, z.experts});
+  }
+  return bytes + AttentionWorkspace(z) + HeadBytes(z);
+}
+
+}  // namespace
+
+v1::MemoryEstimate EstimateMemory(const v1::ConfigContainer& config, int data_parallel, v1::Device device) {
+  const v1::ModelConfig& m = config.model();
+  const Sizes z(config, device);
+  const int64_t parameters = ParametersOfRank(m), type = z.narrow ? 2 : 4;
+  const bool aware = config.optimizer().use_precision_aware_optimizer();
+  const int64_t moments = config.optimizer().exp_avg_dtype() == "bf16" ? 4 : 8;
+  const int64_t masters = type == 4 ? 0 : (aware && m.bf16() && config.optimizer().store_param_remainders() ? 2 : 4);
+  v1::MemoryEstimate estimate;
+  estimate.set_parameters(CountParameters(m));
+  estimate.set_weight_bytes(parameters * (type + (z.e != type ? z.e : 0)));
+  estimate.set_gradient_bytes(parameters * 4);
+  estimate.set_optimizer_bytes(parameters * (moments + masters) /
+                               (config.ddp().use_distributed_optimizer() ? std::max(1, data_parallel) : 1));
+  const int64_t ends = z.stream * (z.h * (2 * z.e + (m.hidden_dropout() > 0 ? 1 : 0)) + 4 * z.norm_floats);
+  estimate.set_activation_bytes(LayerBytes(z) + ends);
+  estimate.set_workspace_bytes(ScratchBytes(z) + (z.gpu ? kOperatorWorkspace : 0));
+  const bool links = data_parallel * Ways(m.tensor_model_parallel_size()) > 1;
+  if (z.gpu) estimate.set_runtime_bytes(kCudaBytes + (links ? kNcclBytes : 0));
+  estimate.set_checkpoint_bytes(CountParameters(m) * (type + (config.checkpoint().save_optim() ? moments + masters : 0)));
+  return estimate;
+}
+
+}  // namespace mbridge::recipes
