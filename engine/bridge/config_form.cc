@@ -90,7 +90,7 @@ Json InFormOf(const Json& source, const Json& modern) {
   }
   if (rope.contains("rope_theta")) config["rope_theta"] = rope["rope_theta"];
   rope.erase("rope_theta");
-  if (source.contains("partial_rotary_factor") && rope.contains("partial_rotary_factor")) {
+  if (rope.contains("partial_rotary_factor")) {  // Readers of the old form look for it at the top.
     config["partial_rotary_factor"] = rope["partial_rotary_factor"];
     rope.erase("partial_rotary_factor");
   }

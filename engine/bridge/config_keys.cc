@@ -249,15 +249,26 @@ ConfigKey LayerTypesKey(int64_t window_if_absent, int64_t period, bool rope_with
   return CustomKey({"sliding_window", "layer_types", "sliding_window_pattern", "_sliding_window_pattern"}, read, write);
 }
 
+ConfigKey AttentionBiasKey() {
+  const auto read = [](ConfigReader* from, GptConfig* to) {
+    const bool none = false;
+    to->add_qkv_bias = to->add_attention_output_bias = from->Flag("attention_bias", &none);
+  };
+  const auto write = [](const GptConfig& from, Json* to) { (*to)["attention_bias"] = from.add_attention_output_bias; };
+  return CustomKey({"attention_bias"}, read, write);
+}
+
 ConfigKey LinearBiasKey() {
   const auto read = [](ConfigReader* from, GptConfig* to) {
     const bool none = false;
-    to->add_bias_linear = from->Flag("attention_bias", &none);
-    if (from->Flag("mlp_bias", &none) != to->add_bias_linear) from->Unsupported("mlp_bias", "the value of attention_bias");
+    const bool attention = from->Flag("attention_bias", &none), mlp = from->Flag("mlp_bias", &none);
+    to->add_bias_linear = attention && mlp;
+    to->add_qkv_bias = to->add_attention_output_bias = attention && !mlp;
+    to->add_mlp_bias = mlp && !attention;
   };
   const auto write = [](const GptConfig& from, Json* to) {
-    (*to)["attention_bias"] = from.add_bias_linear;
-    (*to)["mlp_bias"] = from.add_bias_linear;
+    (*to)["attention_bias"] = from.add_bias_linear || from.add_attention_output_bias;
+    (*to)["mlp_bias"] = from.add_bias_linear || from.add_mlp_bias;
   };
   return CustomKey({"attention_bias", "mlp_bias"}, read, write);
 }

@@ -87,8 +87,10 @@ ConfigKey SlidingWindowKey(bool used_if_absent);
 // sliding_window of the layers that layer_types tells, without it of all but each `period`-th (1: of none).
 // `rope_with_window_only`: where some layers have the window, the others have no rotation.
 ConfigKey LayerTypesKey(int64_t window_if_absent, int64_t period, bool rope_with_window_only);
-// attention_bias and mlp_bias: the engine has biases in all linear layers or in none.
+// attention_bias (of its input and output layers) and mlp_bias.
 ConfigKey LinearBiasKey();
+// attention_bias alone, as above.
+ConfigKey AttentionBiasKey();
 // The activation of the MLP; the first one is written for its kind, and taken when absent.
 ConfigKey ActivationKey(std::string name, std::vector<std::pair<std::string, ActivationKind>> kinds);
 // Keys of every config.json: names of tokens, dtype, caches, versions.

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "engine/bridge/architecture.h"
+#include "engine/bridge/config_form.h"
 
 namespace mbridge {
 namespace {
@@ -147,6 +148,33 @@ TEST(ConfigKeysTest, Exaone4WithoutWindowTurnsEveryLayer) {
   json["layer_types"] = {"sliding_attention", "sliding_attention", "sliding_attention", "full_attention"};
   EXPECT_THAT(Read(json).no_rope_freq, ElementsAre(0, 0, 0, 1));
   ExpectRoundTrip(json);
+}
+
+TEST(ConfigKeysTest, BiasesOfAttentionAndMlp) {
+  for (const bool attention : {false, true}) {
+    for (const bool mlp : {false, true}) {
+      Json json = Config("llama");
+      json["attention_bias"] = attention;
+      json["mlp_bias"] = mlp;
+      const GptConfig config = Read(json);
+      EXPECT_EQ(config.add_bias_linear, attention && mlp);
+      EXPECT_EQ(config.add_attention_output_bias, attention && !mlp);
+      EXPECT_EQ(config.add_mlp_bias, mlp && !attention);
+      ExpectRoundTrip(json);
+    }
+  }
+  Json json = Config("qwen3");
+  json["attention_bias"] = true;
+  EXPECT_TRUE(Read(json).add_qkv_bias && Read(json).add_attention_output_bias);
+  ExpectRoundTrip(json);
+}
+
+TEST(ConfigKeysTest, PartialRotationInTheOldForm) {
+  Json json = Config("phi3");
+  json["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 10000.0}, {"partial_rotary_factor", 0.5}};
+  const Json old = InFormOf({{"rope_theta", 1.0}}, json);
+  EXPECT_EQ(old.value("partial_rotary_factor", 0.0), 0.5) << old.dump(2);
+  EXPECT_TRUE(ModelShape(Read(old)) == ModelShape(Read(json)));
 }
 
 TEST(ConfigKeysTest, ActivationsByName) {

@@ -1,6 +1,7 @@
 #include "engine/bridge/conversion_parts.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <new>
 #include <set>
@@ -55,7 +56,7 @@ struct Findings {
     add(misshapen, "tensors have another shape than config.json says");
     add(denied, "tensors are there although config.json says that the model has none such");
     if (wrong.empty()) return absl::OkStatus();
-    return InvalidFields(missing.empty() ? v1::REASON_UNSUPPORTED_MODEL : v1::REASON_CHECKPOINT_NOT_FOUND, wrong);
+    return InvalidFields(missing.empty() ? v1::REASON_UNSUPPORTED_MODEL : v1::REASON_INVALID_REQUEST, wrong);
   }
 };
 
@@ -85,6 +86,16 @@ absl::Status CheckSources(const ModelDirectory& directory, const ImportedModel& 
   return absl::OkStatus();
 }
 
+// A tensor of a layer after the last one, where config.json says that the model predicts further tokens with such layers.
+bool IsOfNextTokenLayer(const Json& config, int64_t num_layers, const std::string& name) {
+  constexpr std::string_view kLayers = "model.layers.";
+  const Json count = config.value("num_nextn_predict_layers", Json());
+  if (!count.is_number_integer() || !name.starts_with(kLayers)) return false;
+  int64_t layer = -1;
+  std::from_chars(name.data() + kLayers.size(), name.data() + name.size(), layer);
+  return layer >= num_layers && layer < num_layers + count.get<int64_t>();
+}
+
 // Sorts what no parameter uses: repeated, skipped or wrong.
 absl::Status CheckExtras(const ModelDirectory& directory, const std::set<std::string>& used, ImportedModel* model,
                          Findings* findings) {
@@ -92,6 +103,10 @@ absl::Status CheckExtras(const ModelDirectory& directory, const std::set<std::st
     for (const SafetensorsEntry& entry : file.entries()) {
       if (used.contains(entry.name)) continue;
       if (const std::string owner = QuantisedOwner(entry.name); !owner.empty() && used.contains(owner)) continue;
+      if (IsOfNextTokenLayer(directory.config(), model->config.num_layers, entry.name)) {
+        model->skipped.push_back(entry.name + ": of a layer that predicts further tokens, which is not trained here");
+        continue;
+      }
       bool repeated = false;
       for (const TensorMapping& mapping : model->mappings) {
         // Only a tensor that the model has twice can be tied: the word embedding, whose shape the head shares.

@@ -36,7 +36,7 @@ struct ImportedModel {
   std::vector<std::string> skipped;
 };
 
-// Reads config.json and checks that every tensor is there with its shape. UNSUPPORTED_MODEL or NOT_FOUND (CHECKPOINT_NOT_FOUND)
+// Reads config.json and checks that every tensor is there with its shape. UNSUPPORTED_MODEL or NOT_FOUND (INVALID_REQUEST)
 // name all tensors that are missing, misshapen, or there although config.json denies them.
 absl::StatusOr<ImportedModel> OpenModel(const ModelDirectory& directory, int64_t vocab_multiple);
 

@@ -53,7 +53,7 @@ TEST_P(ConversionOf, ThereAndBackBitForBit) {
 
 INSTANTIATE_TEST_SUITE_P(Families, ConversionOf,
                          Values("llama_untied", "llama_tied_rope3", "llama_bias", "mistral", "qwen2", "qwen3", "gpt2",
-                                "deepseek_v3", "gpt_oss"),
+                                "deepseek_v3", "gpt_oss", "llama_bf16", "llama_attention_bias"),
                          [](const auto& info) { return info.param; });
 
 TEST_F(ConversionTest, FilesWithoutThePrefixOfTheModel) {
@@ -76,6 +76,24 @@ TEST_F(ConversionTest, FilesWithoutThePrefixOfTheModel) {
     EXPECT_EQ(ours[i].tensor.name, all[i].tensor.name);
     EXPECT_TRUE(ours[i].bytes == all[i].bytes) << all[i].tensor.name;
   }
+}
+
+TEST_F(ConversionTest, LayersThatPredictFurtherTokensAreSkipped) {
+  const std::string source = Copy("deepseek_v3");
+  const Json config = ReadJson(source + "/config.json");
+  const std::string layer = fmt::format("model.layers.{}.", config["num_hidden_layers"].get<int>());
+  auto all = ReadAll(source + "/model.safetensors");
+  for (const char* name : {"eh_proj.weight", "mlp.gate.weight"}) {
+    all.push_back({{layer + name, "F32", {2, 2}, 16}, std::string(16, '\0')});
+  }
+  WriteAll(source + "/model.safetensors", all);
+  SetKey(source, "num_nextn_predict_layers", 0);
+  EXPECT_NE(Refusal(source).find(layer + "mlp.gate.weight"), std::string::npos);
+  SetKey(source, "num_nextn_predict_layers", 1);
+  const auto plan = PlanImport(Import(source));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->skipped.size(), 2U);
+  EXPECT_NE(plan->skipped[0].find("further tokens"), std::string::npos) << plan->skipped[0];
 }
 
 TEST_F(ConversionTest, ManyFilesWithAFreshIndex) {
@@ -198,12 +216,18 @@ TEST_F(ConversionTest, CheckpointOfUnknownSourceNeedsAModelLikeIt) {
   const auto refused = RunExport(Export(), {});
   ASSERT_FALSE(refused.ok());
   EXPECT_NE(refused.status().message().find("--like"), std::string::npos) << refused.status();
+  EXPECT_EQ(FieldViolationsOf(refused.status()).at(0).field, "like");
 
   ExportOptions options = Export();
   options.like = Fixture("llama_untied");
   const auto other = RunExport(options, {});
   ASSERT_FALSE(other.ok());
   EXPECT_NE(other.status().message().find("decoder.layers.0"), std::string::npos) << other.status();
+  EXPECT_EQ(FieldViolationsOf(other.status()).at(0).field, "checkpoint");
+  options.like = Path("nowhere");
+  const auto nowhere = RunExport(options, {});
+  EXPECT_EQ(ReasonOf(nowhere.status()), v1::REASON_INVALID_REQUEST) << nowhere.status();
+  EXPECT_EQ(FieldViolationsOf(nowhere.status()).at(0).field, "like");
   options.like = Fixture("qwen3");
   EXPECT_TRUE(RunExport(options, {}).ok());
 

@@ -14,9 +14,12 @@ namespace {
 const std::map<std::string, std::string> kTags = {
     {"F32", "float32"}, {"BF16", "bfloat16"}, {"F16", "float16"}, {"F64", "float64"}};
 
-absl::Status Unfit(const std::string& message) {
-  return MakeStatus(absl::StatusCode::kInvalidArgument, v1::REASON_INVALID_CONFIG, message);
+// `option`: of ExportOptions, the one to change.
+absl::Status Unfit(const char* option, const std::string& message) {
+  return InvalidFields(v1::REASON_INVALID_REQUEST, {{option, message}});
 }
+
+constexpr const char* kCheckpoint = "checkpoint";
 
 int64_t ElementsOf(const std::vector<int64_t>& shape) {
   int64_t elements = 1;
@@ -56,11 +59,12 @@ absl::Status ExportSource::Choose(const ExportOptions& options) {
     record_ = *std::move(record);
     MB_ASSIGN_OR_RETURN(architecture_, ArchitectureOf(record_.config));
   } else if (!own) {
-    return record.status();
+    return InvalidFields(ReasonOf(record.status()), {{"like", std::string(record.status().message())}});
   } else if (!options.model_type.empty() && options.model) {
     MB_ASSIGN_OR_RETURN(architecture_, FindArchitecture(options.model_type));
   } else {
     return Unfit(
+        "like",
         fmt::format("{} was not imported, so that its family is not known: give --like with a Hugging Face directory, or with an "
                     "imported checkpoint, of this model, or --model-type",
                     options.checkpoint));
@@ -81,12 +85,12 @@ absl::Status ExportSource::Choose(const ExportOptions& options) {
   }
   if (options.vocab_size > 0) vocab_size_ = options.vocab_size;
   const auto words = saved_.find("embedding.word_embeddings.weight");
-  if (words == saved_.end()) return Unfit(fmt::format("{} holds no language model", options.checkpoint));
+  if (words == saved_.end()) return Unfit(kCheckpoint, fmt::format("{} holds no language model", options.checkpoint));
   config_.padded_vocab_size = words->second->shape[0];
   if (vocab_size_ == 0) vocab_size_ = config_.padded_vocab_size;
   if (vocab_size_ > config_.padded_vocab_size) {
-    return Unfit(
-        fmt::format("the vocabulary of {} tokens is larger than the checkpoint's {}", vocab_size_, config_.padded_vocab_size));
+    return Unfit("vocab_size", fmt::format("the vocabulary of {} tokens is larger than the checkpoint's {}", vocab_size_,
+                                           config_.padded_vocab_size));
   }
   return absl::OkStatus();
 }
@@ -98,15 +102,15 @@ absl::Status ExportSource::CheckTensors() {
     known.insert(parameter.name);
     const auto saved = saved_.find(parameter.name);
     if (saved == saved_.end())
-      return Unfit(fmt::format("the checkpoint has no tensor {}, which the model of config.json has", parameter.name));
+      return Unfit(kCheckpoint, fmt::format("has no tensor {}, which the model of config.json has", parameter.name));
     if (saved->second->shape != parameter.global_shape) {
-      return Unfit(fmt::format("tensor {} has shape {} in the checkpoint and {} in the model of config.json", parameter.name,
-                               saved->second->shape.ToString(), parameter.global_shape.ToString()));
+      return Unfit(kCheckpoint, fmt::format("has tensor {} of shape {}, which is {} in the model of config.json", parameter.name,
+                                            saved->second->shape.ToString(), parameter.global_shape.ToString()));
     }
   }
   for (const auto& [name, tensor] : saved_) {
     if (!known.contains(name))
-      return Unfit(fmt::format("the checkpoint has a tensor {}, which the model of config.json lacks", name));
+      return Unfit(kCheckpoint, fmt::format("has a tensor {}, which the model of config.json lacks", name));
   }
   MB_ASSIGN_OR_RETURN(mappings_, MapModel(*architecture_, config_, parameters, vocab_size_));
   std::vector<std::string> names;
@@ -143,7 +147,8 @@ absl::Status ExportSource::PlanTensors(const ExportOptions& options) {
       std::string dtype = known == recorded.end() ? std::string(NameOf(own)) : known->second.dtype;
       const bool whole_numbers = own == DType::kI32 || own == DType::kI64 || own == DType::kU8;
       if (options.dtype && !whole_numbers) dtype = std::string(NameOf(*options.dtype));
-      if (SafetensorsElementBytes(dtype) == 0) return Unfit(fmt::format("tensor {} has no type \"{}\"", tensor.name, dtype));
+      if (SafetensorsElementBytes(dtype) == 0)
+        return Unfit("like", fmt::format("tensor {} has no type \"{}\"", tensor.name, dtype));
       tensors_.push_back({tensor.name, dtype, tensor.shape});
     }
   }
@@ -243,7 +248,7 @@ absl::StatusOr<ExportedPiece> ExportSource::Piece(const TensorMapping& mapping, 
   if (dtype != NameOf(loaded_->dtype)) {
     MB_RETURN_IF_ERROR(converted_.Resize(elements * width));
     if (!ConvertToFormat(loaded_->dtype, data, dtype, converted_.data(), elements)) {
-      return Unfit(fmt::format("tensor {} is {} and cannot become {}", mapping.ours, NameOf(loaded_->dtype), dtype));
+      return Unfit("dtype", fmt::format("tensor {} is {} and cannot become {}", mapping.ours, NameOf(loaded_->dtype), dtype));
     }
     data = converted_.data();
   }

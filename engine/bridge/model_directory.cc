@@ -33,9 +33,9 @@ constexpr const char* kSideFiles[] = {"generation_config.json",
                                       "spiece.model",
                                       "preprocessor_config.json"};
 
+// The request names what is no model.
 absl::Status NoModel(absl::StatusCode code, const std::string& message) {
-  return MakeStatus(code, code == absl::StatusCode::kNotFound ? v1::REASON_CHECKPOINT_NOT_FOUND : v1::REASON_INVALID_CONFIG,
-                    message);
+  return MakeStatus(code, v1::REASON_INVALID_REQUEST, message);
 }
 
 absl::Status NoDirectory(const std::string& path) {

@@ -19,7 +19,7 @@ inline constexpr const char* kIndexName = "model.safetensors.index.json";
 using AllowedRoots = std::vector<std::string>;
 
 // A directory as it is, or "org/name" of the local hub cache (HF_HUB_CACHE, HF_HOME/hub or ~/.cache/huggingface/hub): the
-// snapshot of its main branch, else its only one. NOT_FOUND (CHECKPOINT_NOT_FOUND) tells the command that downloads it.
+// snapshot of its main branch, else its only one. NOT_FOUND (INVALID_REQUEST) tells the command that downloads it.
 absl::StatusOr<std::string> FindModelDirectory(const std::string& directory_or_name);
 
 class ModelDirectory {

@@ -1,89 +1,83 @@
-// Parameter counts of published models from the values of their config.json.
+// config.json of published models as the hub has them (tests/data/hub_configs.json): every key is known, the number of parameters
+// is the published one, and an export keeps the form. The counts are those of transformers (tests/hf compares them).
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+
 #include "engine/bridge/architecture.h"
+#include "engine/bridge/config_form.h"
 
 namespace mbridge {
 namespace {
 
-int64_t CountParameters(const Json& config) {
+const Json& HubModels() {
+  static const Json kModels = [] {
+    const std::string path = MB_SOURCE_DIR "/tests/data/hub_configs.json";
+    std::ifstream file(path);
+    std::stringstream text;
+    text << file.rdbuf();
+    const auto parsed = ParseConfigJson(text.str(), path);
+    EXPECT_TRUE(parsed.ok()) << parsed.status();
+    return parsed.value_or(Json::object());
+  }();
+  return kModels;
+}
+
+std::vector<std::string> Names() {
+  std::vector<std::string> names;
+  for (const auto& [name, model] : HubModels().items()) names.push_back(name);
+  return names;
+}
+
+class RealModels : public testing::TestWithParam<std::string> {};
+
+TEST_P(RealModels, ConfigAndParameters) {
+  const Json& config = HubModels().at(GetParam()).at("config");
   const auto architecture = ArchitectureOf(config);
-  EXPECT_TRUE(architecture.ok()) << architecture.status();
-  if (!architecture.ok()) return 0;
+  ASSERT_TRUE(architecture.ok()) << architecture.status();
   const auto model = ReadModelConfig(**architecture, config);
-  EXPECT_TRUE(model.ok()) << model.status();
-  if (!model.ok()) return 0;
+  ASSERT_TRUE(model.ok()) << model.status();
   const auto parameters = ModelParameters(*model);
-  EXPECT_TRUE(parameters.ok()) << parameters.status();
+  ASSERT_TRUE(parameters.ok()) << parameters.status();
   int64_t count = 0;
-  for (const ParameterSpec& parameter : *parameters) count += parameter.global_shape.NumElements();
-  return count;
+  for (const ParameterSpec& parameter : *parameters) {
+    // A router's correction bias is no parameter to transformers.
+    if (!parameter.name.ends_with(".expert_bias")) count += parameter.global_shape.NumElements();
+  }
+  EXPECT_EQ(count, HubModels().at(GetParam()).at("parameters").get<int64_t>());
+  const auto mappings = MapModel(**architecture, *model, *parameters, model->padded_vocab_size);
+  EXPECT_TRUE(mappings.ok()) << mappings.status();
+
+  // The same model is written as it was; another one with the same keys.
+  const auto same = WriteModelConfig(**architecture, *model, model->padded_vocab_size, config);
+  ASSERT_TRUE(same.ok()) << same.status();
+  EXPECT_EQ(*same, config);
+  GptConfig other = *model;
+  other.layernorm_epsilon = 0.25;
+  const auto changed = WriteModelConfig(**architecture, other, model->padded_vocab_size, config);
+  ASSERT_TRUE(changed.ok()) << changed.status();
+  EXPECT_FALSE(changed->contains("rope_parameters"));
+  EXPECT_EQ(changed->contains("torch_dtype"), config.contains("torch_dtype"));
+  const auto again = ReadModelConfig(**architecture, *changed);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_TRUE(ModelShape(*again) == ModelShape(other)) << changed->dump(1);
 }
 
-const Json kLlama3Scaling = {{"factor", 32.0},
-                             {"high_freq_factor", 4.0},
-                             {"low_freq_factor", 1.0},
-                             {"original_max_position_embeddings", 8192},
-                             {"rope_type", "llama3"}};
+INSTANTIATE_TEST_SUITE_P(Hub, RealModels, testing::ValuesIn(Names()), [](const auto& info) {
+  std::string name = info.param.substr(info.param.find('/') + 1);
+  std::replace_if(
+      name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
+  return name;
+});
 
-TEST(RealModels, Llama32With1B) {
-  EXPECT_EQ(CountParameters({{"model_type", "llama"},
-                             {"vocab_size", 128256},
-                             {"hidden_size", 2048},
-                             {"num_hidden_layers", 16},
-                             {"num_attention_heads", 32},
-                             {"num_key_value_heads", 8},
-                             {"head_dim", 64},
-                             {"intermediate_size", 8192},
-                             {"max_position_embeddings", 131072},
-                             {"rms_norm_eps", 1e-5},
-                             {"rope_theta", 500000.0},
-                             {"rope_scaling", kLlama3Scaling},
-                             {"attention_bias", false},
-                             {"mlp_bias", false},
-                             {"hidden_act", "silu"},
-                             {"torch_dtype", "bfloat16"},
-                             {"tie_word_embeddings", true}}),
-            1'235'814'400);
-}
-
-TEST(RealModels, Llama3With8B) {
-  EXPECT_EQ(CountParameters({{"model_type", "llama"},
-                             {"vocab_size", 128256},
-                             {"hidden_size", 4096},
-                             {"num_hidden_layers", 32},
-                             {"num_attention_heads", 32},
-                             {"num_key_value_heads", 8},
-                             {"intermediate_size", 14336},
-                             {"max_position_embeddings", 8192},
-                             {"rms_norm_eps", 1e-5},
-                             {"rope_theta", 500000.0},
-                             {"rope_scaling", nullptr},
-                             {"pretraining_tp", 1},
-                             {"torch_dtype", "bfloat16"},
-                             {"tie_word_embeddings", false}}),
-            8'030'261'248);
-}
-
-TEST(RealModels, Qwen3With8B) {
-  EXPECT_EQ(CountParameters({{"model_type", "qwen3"},
-                             {"vocab_size", 151936},
-                             {"hidden_size", 4096},
-                             {"num_hidden_layers", 36},
-                             {"num_attention_heads", 32},
-                             {"num_key_value_heads", 8},
-                             {"head_dim", 128},
-                             {"intermediate_size", 12288},
-                             {"max_position_embeddings", 40960},
-                             {"max_window_layers", 36},
-                             {"rms_norm_eps", 1e-6},
-                             {"rope_theta", 1000000},
-                             {"rope_scaling", nullptr},
-                             {"sliding_window", nullptr},
-                             {"use_sliding_window", false},
-                             {"attention_bias", false},
-                             {"tie_word_embeddings", false}}),
-            8'190'735'360);
+TEST(RealModelsTest, PublishedCounts) {
+  const auto count = [](const char* name) { return HubModels().at(name).at("parameters").get<int64_t>(); };
+  EXPECT_EQ(count("meta-llama/Llama-3.2-1B"), 1'235'814'400);
+  EXPECT_EQ(count("meta-llama/Meta-Llama-3-8B"), 8'030'261'248);
+  EXPECT_EQ(count("Qwen/Qwen3-8B"), 8'190'735'360);
+  EXPECT_EQ(count("deepseek-ai/DeepSeek-V2-Lite"), 15'706'484'224);
 }
 
 }  // namespace

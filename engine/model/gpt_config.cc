@@ -98,8 +98,8 @@ void ValidateMultipliers(const GptConfig& config) {
   const bool attention =
       config.attention_in_multiplier != 1 || config.attention_out_multiplier != 1 || config.key_multiplier != 1;
   const bool mlp = config.mlp_gate_multiplier != 1 || config.mlp_out_multiplier != 1;
-  if ((attention || mlp) && (config.add_bias_linear || config.add_qkv_bias || config.post_layernorm))
-    Unsupported("multipliers with biases or model.post_layernorm");
+  const bool bias = config.add_bias_linear || config.add_qkv_bias || config.add_attention_output_bias || config.add_mlp_bias;
+  if ((attention || mlp) && (bias || config.post_layernorm)) Unsupported("multipliers with biases or model.post_layernorm");
   if (attention && (config.qk_layernorm || config.multi_latent_attention))
     Unsupported("multipliers of attention with model.qk_layernorm or model.multi_latent_attention");
   if (config.mlp_gate_multiplier != 1 && !IsGated(config.activation))

@@ -54,6 +54,8 @@ struct GptConfig {
   PositionKind position_embedding = PositionKind::kLearnedAbsolute;
   bool add_bias_linear = true;
   bool add_qkv_bias = false;                   // A bias of linear_qkv alone, where add_bias_linear is off.
+  bool add_attention_output_bias = false;      // The same of linear_proj,
+  bool add_mlp_bias = false;                   // and of the dense MLP's two layers.
   bool qk_layernorm = false;                   // Norm of each query and key head, before the rotation; with RMSNorm only.
   bool qk_norm_over_projection = false;        // qk_layernorm spans all queries, and all keys, of a token instead of each head.
   bool pre_layernorm = true;                   // Norms before attention and MLP.

@@ -243,7 +243,7 @@ struct GptModel::Impl {
     const GptConfig& c = share;
     const int64_t q = c.num_attention_heads * c.kv_channels, kv = c.num_query_groups * c.kv_channels;
     p->proj = DeclareLinear(store, prefix + "self_attention.linear_proj", c.hidden_size, ContextWidth(c), OutputInitStd(c),
-                            LinearSplit::kRows);
+                            LinearSplit::kRows, c.add_attention_output_bias);
     if (c.post_layernorm) p->attention_post_norm = DeclareNorm(store, prefix + "self_attention.linear_proj.post_layernorm");
     if (c.attention_sinks) {
       p->sinks = DeclareFor(store)({.name = prefix + "self_attention.core_attention.softmax_offset",
@@ -275,9 +275,9 @@ struct GptModel::Impl {
       p->moe = DeclareMoe(c, prefix + "mlp.", DeclareFor(store));
     } else {
       p->fc1 = DeclareLinear(store, prefix + "mlp.linear_fc1", Fc1Width(c), c.hidden_size, c.init_method_std,
-                             LinearSplit::kColumns, false, IsGated(c.activation));
-      p->fc2 =
-          DeclareLinear(store, prefix + "mlp.linear_fc2", c.hidden_size, c.ffn_hidden_size, OutputInitStd(c), LinearSplit::kRows);
+                             LinearSplit::kColumns, c.add_mlp_bias, IsGated(c.activation));
+      p->fc2 = DeclareLinear(store, prefix + "mlp.linear_fc2", c.hidden_size, c.ffn_hidden_size, OutputInitStd(c),
+                             LinearSplit::kRows, c.add_mlp_bias);
     }
     if (c.post_layernorm) p->mlp_post_norm = DeclareNorm(store, prefix + "mlp.linear_fc2.post_layernorm");
   }

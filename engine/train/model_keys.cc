@@ -26,6 +26,8 @@ v1::ModelConfig ModelKeys(const GptConfig& model) {
   }
   keys.set_add_bias_linear(model.add_bias_linear);
   keys.set_add_qkv_bias(model.add_qkv_bias);
+  if (model.add_attention_output_bias) keys.set_add_attention_output_bias(true);
+  if (model.add_mlp_bias) keys.set_add_mlp_bias(true);
   keys.set_qk_layernorm(model.qk_layernorm);
   if (model.attention_window > 0) {
     keys.add_window_size(model.attention_window - 1);

@@ -57,6 +57,8 @@ void ReadModel(const v1::ConfigContainer& config, TrainingPlan* plan, Problems* 
   }
   gpt.add_bias_linear = model.add_bias_linear();
   gpt.add_qkv_bias = model.add_qkv_bias();
+  gpt.add_attention_output_bias = model.add_attention_output_bias();
+  gpt.add_mlp_bias = model.add_mlp_bias();
   gpt.qk_layernorm = model.qk_layernorm();
   if (model.window_size_size() > 0) gpt.attention_window = model.window_size(0) + 1;
   gpt.tied_embeddings = model.share_embeddings_and_output_weights();

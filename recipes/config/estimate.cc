@@ -49,7 +49,7 @@ int64_t AttentionExtras(const v1::ModelConfig& m) {
   const int64_t q = m.kv_channels() * m.num_attention_heads(), kv = m.kv_channels() * m.num_query_groups();
   int64_t extras = ((m.has_pre_layernorm() && !m.pre_layernorm() ? 0 : 2) + (m.post_layernorm() ? 2 : 0)) * NormWeights(m);
   if (m.add_bias_linear() || m.add_qkv_bias()) extras += q + 2 * kv;
-  if (m.add_bias_linear()) extras += m.hidden_size();
+  if (m.add_bias_linear() || m.add_attention_output_bias()) extras += m.hidden_size();
   if (m.qk_layernorm() && !m.multi_latent_attention()) extras += m.qk_norm_over_projection() ? q + kv : 2 * m.kv_channels();
   return extras;
 }
@@ -57,6 +57,12 @@ int64_t AttentionExtras(const v1::ModelConfig& m) {
 int64_t MlpWeights(const v1::ModelConfig& m, int64_t width) {
   const int64_t products = m.hidden_size() * width * GateFactor(m);
   return products + (m.add_bias_linear() ? width * (GateFactor(m) - 1) + m.hidden_size() : 0);
+}
+
+int64_t DenseMlpWeights(const v1::ModelConfig& m) {
+  const int64_t width = m.ffn_hidden_size();
+  const bool alone = m.add_mlp_bias() && !m.add_bias_linear();
+  return MlpWeights(m, width) + (alone ? width * (GateFactor(m) - 1) + m.hidden_size() : 0);
 }
 
 int64_t EmbeddingWeights(const v1::ModelConfig& m) {
@@ -78,7 +84,7 @@ int64_t CountParameters(const v1::ModelConfig& m) {
   const LayerKinds kinds = CountLayers(m);
   int64_t count = EmbeddingWeights(m) + NormWeights(m);
   count += m.num_layers() * (AttentionWeights(m) + AttentionExtras(m));
-  count += kinds.dense * MlpWeights(m, m.ffn_hidden_size());
+  count += kinds.dense * DenseMlpWeights(m);
   const int64_t shared = m.has_moe_shared_expert_intermediate_size() ? MlpWeights(m, m.moe_shared_expert_intermediate_size()) : 0;
   count += kinds.moe * (m.num_moe_experts() * (MlpWeights(m, MoeWidth(m)) + m.hidden_size()) + shared);
   return count;

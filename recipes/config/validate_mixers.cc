@@ -98,6 +98,9 @@ std::vector<FieldViolation> UnsupportedMixerParts(const v1::ModelConfig& m) {
   refuse((attention || mlp || (mamba && input)) && m.add_bias_linear(), "model.add_bias_linear", "true with multipliers",
          "false");
   refuse((attention || mlp) && m.add_qkv_bias(), "model.add_qkv_bias", "true with multipliers", "false");
+  refuse((attention || mlp) && m.add_attention_output_bias(), "model.add_attention_output_bias", "true with multipliers",
+         "false");
+  refuse((attention || mlp) && m.add_mlp_bias(), "model.add_mlp_bias", "true with multipliers", "false");
   refuse((attention || mlp || mamba) && m.post_layernorm(), "model.post_layernorm",
          std::string("true with ") + (mamba ? "Mamba-2 mixers" : "multipliers"), "false");
   refuse(attention && m.qk_layernorm(), "model.qk_layernorm", "true with multipliers of attention", "false");

@@ -77,12 +77,12 @@ absl::Status PrepareConvert(const ConvertRoots& roots, v1::Job* job) {
     if (!readable.empty() && path.starts_with('/')) check(field, path, readable);
   };
   if (convert->action() == v1::CONVERT_ACTION_EXPORT) {
-    check("convert.hugging_face", convert->hugging_face(), roots.checkpoint_roots);
+    check("spec.convert.hugging_face", convert->hugging_face(), roots.checkpoint_roots);
   } else {
-    check_read("convert.hugging_face", convert->hugging_face());
+    check_read("spec.convert.hugging_face", convert->hugging_face());
   }
-  check_read("convert.like", convert->like());
-  check_read("convert.logits", convert->logits());
+  check_read("spec.convert.like", convert->like());
+  check_read("spec.convert.logits", convert->logits());
   if (!outside.empty()) return InvalidFields(v1::REASON_PATH_OUTSIDE_ROOTS, outside);
 
   convert->clear_allowed_roots();

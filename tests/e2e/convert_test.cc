@@ -8,6 +8,7 @@ namespace {
 
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 using testing::SizeIs;
 
 class ConvertTest : public testing::Test {
@@ -141,7 +142,7 @@ TEST_F(ConvertTest, RecipeOfAModel) {
   EXPECT_THAT(local.out, HasSubstr("model.num_query_groups"));
 
   const CommandResult nothing = service_.Mbctl(Plan("/no/such/model", {}));
-  EXPECT_THAT(nothing, Exited(3));
+  EXPECT_THAT(nothing, Exited(2));
   EXPECT_THAT(nothing.err, HasSubstr("/no/such/model"));
   const CommandResult without = service_.Mbctl({"submit", "--recipe", "from_hf"});
   EXPECT_THAT(without, Exited(2));
@@ -161,8 +162,10 @@ TEST_F(ConvertTest, RefusalsAndPlans) {
 
   const CommandResult nothing =
       service_.Mbctl({"convert", "import", "--hf", "no-such-org/no-such-model", "--to", "base", "--wait"});
-  EXPECT_THAT(nothing, Exited(3));
+  EXPECT_THAT(nothing, Exited(2));
   EXPECT_THAT(nothing.err, HasSubstr("hf download no-such-org/no-such-model"));
+  EXPECT_THAT(nothing.err, HasSubstr("spec.convert.hugging_face"));
+  EXPECT_THAT(nothing.err, Not(HasSubstr("mbctl ckpt ls"))) << "it is not about checkpoints";
 
   ASSERT_THAT(Import("qwen2", "base"), Exited(0));
   EXPECT_THAT(Import("qwen2", "base"), Exited(8)) << "the run has a checkpoint";

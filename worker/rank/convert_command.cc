@@ -14,8 +14,10 @@
 #include "engine/train/throw_status.h"
 #include "engine/train/training_plan.h"
 #include "proto/format/training_line.h"
+#include "proto/rpc/status_details.h"
 #include "proto/rpc/version.h"
 #include "worker/rank/model_recipe.h"
+#include "worker/rank/preflight.h"
 #include "worker/rank/rank_run.h"
 
 namespace mbridge {
@@ -24,17 +26,33 @@ namespace {
 constexpr const char* kImportedName = "step_00000000";
 const std::map<std::string, DType> kTypes = {{"fp32", DType::kF32}, {"bf16", DType::kBF16}, {"fp16", DType::kF16}};
 
+constexpr const char* kCheckpointField = "spec.start.checkpoint_id";
+
+// Of a status that names none: something is wrong with foreign files.
+v1::Reason ReasonWithout(const absl::Status& status) {
+  if (absl::IsNotFound(status)) return v1::REASON_INVALID_REQUEST;
+  return absl::IsDataLoss(status) ? v1::REASON_DATA_ERROR : v1::REASON_CHECKPOINT_IO_ERROR;
+}
+
 // As ValueOrThrow, with reasons for what is wrong with foreign files.
 template <class T> T Take(absl::StatusOr<T> value) {
   const absl::Status& status = value.status();
   if (!status.ok() && ReasonOf(status) == v1::REASON_UNSPECIFIED) {
-    const bool missing = absl::IsNotFound(status), damaged = absl::IsDataLoss(status);
-    throw EngineError(missing   ? v1::REASON_DATA_NOT_FOUND
-                      : damaged ? v1::REASON_DATA_ERROR
-                                : v1::REASON_CHECKPOINT_IO_ERROR,
-                      std::string(status.message()));
+    throw EngineError(ReasonWithout(status), std::string(status.message()));
   }
   return ValueOrThrow(std::move(value));
+}
+
+// Options of a conversion as fields of the request that asked for it; keys of config.json and paths stay.
+absl::Status InFieldsOfRequest(const absl::Status& status) {
+  std::vector<FieldViolation> violations = FieldViolationsOf(status);
+  if (violations.empty()) return status;
+  const google::protobuf::Descriptor* fields = v1::ConvertSpec::descriptor();
+  for (FieldViolation& violation : violations) {
+    if (violation.field == "checkpoint") violation.field = kCheckpointField;
+    if (fields->FindFieldByName(violation.field) != nullptr) violation.field = "spec.convert." + violation.field;
+  }
+  return InvalidFields(ReasonOf(status), violations);
 }
 
 std::optional<DType> TypeNamed(const std::string& name) {
@@ -242,24 +260,28 @@ v1::RankResult RunConversion(const v1::RankSpec& spec, EventSink* sink, const st
 }
 
 void CheckConversion(const v1::RankSpec& spec, v1::PreflightResult* result) {
-  ConversionPlan plan;
   const v1::ConvertAction action = spec.convert().action();
+  constexpr const char* kModelField = "spec.convert.hugging_face";
   if (action == v1::CONVERT_ACTION_RECIPE) {
     const AllowedRoots roots(spec.convert().allowed_roots().begin(), spec.convert().allowed_roots().end());
-    result->set_config_yaml(Take(RecipeOfModel(spec.convert().hugging_face(), roots, 0)));
+    const absl::StatusOr<std::string> recipe = RecipeOfModel(spec.convert().hugging_face(), roots, 0);
+    if (recipe.ok())
+      result->set_config_yaml(*recipe);
+    else
+      AddProblems(recipe.status(), kModelField, ReasonWithout(recipe.status()), result);
     return;
   }
-  if (action == v1::CONVERT_ACTION_IMPORT) {
-    plan = Take(PlanImport(ToImport(spec)));
-  } else if (action == v1::CONVERT_ACTION_EXPORT) {
-    plan = Take(PlanExport(ToExport(spec)));
-  } else {
-    return;  // Verifying reads both sides whole anyway.
+  const bool import = action == v1::CONVERT_ACTION_IMPORT;
+  if (!import && action != v1::CONVERT_ACTION_EXPORT) return;  // Verifying reads both sides whole anyway.
+  const absl::StatusOr<ConversionPlan> plan = import ? PlanImport(ToImport(spec)) : PlanExport(ToExport(spec));
+  if (!plan.ok()) {
+    AddProblems(InFieldsOfRequest(plan.status()), import ? kModelField : kCheckpointField, ReasonWithout(plan.status()), result);
+    return;
   }
   if (spec.convert().list_tensors()) {
-    for (const std::string& line : TensorLines(plan)) result->add_facts(line);
+    for (const std::string& line : TensorLines(*plan)) result->add_facts(line);
   }
-  for (const std::string& line : Summary(plan)) result->add_facts(line);
+  for (const std::string& line : Summary(*plan)) result->add_facts(line);
 }
 
 struct ConvertCommand::Flags {

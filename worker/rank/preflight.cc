@@ -29,14 +29,6 @@ void AddProblem(v1::PreflightResult* result, v1::Reason reason, const std::strin
   problem->set_description(description);
 }
 
-// One problem per field violation of a status, or one under `field`.
-void AddStatus(v1::PreflightResult* result, const absl::Status& status, const std::string& field, v1::Reason fallback) {
-  const v1::Reason reason = ReasonOf(status) == v1::REASON_UNSPECIFIED ? fallback : ReasonOf(status);
-  const auto violations = FieldViolationsOf(status);
-  for (const FieldViolation& violation : violations) AddProblem(result, reason, violation.field, violation.description);
-  if (violations.empty()) AddProblem(result, reason, field, std::string(status.message()));
-}
-
 // Memory that new processes can use, from /proc/meminfo.
 int64_t AvailableMemory() {
   std::ifstream info("/proc/meminfo");
@@ -63,7 +55,7 @@ void CheckData(const TrainingPlan& plan, v1::PreflightResult* result) {
   for (const std::string& fact : facts) result->add_facts(fact);
   if (status.ok()) return;
   const bool missing = status.code() == absl::StatusCode::kNotFound;
-  AddStatus(result, status, "dataset.data_path", missing ? v1::REASON_DATA_NOT_FOUND : v1::REASON_DATA_ERROR);
+  AddProblems(status, "dataset.data_path", missing ? v1::REASON_DATA_NOT_FOUND : v1::REASON_DATA_ERROR, result);
 }
 
 // A longer training may need another number of epochs, and so put all samples in another order.
@@ -86,7 +78,7 @@ void CheckCheckpoint(const v1::RankSpec& spec, const TrainingPlan& plan, v1::Pre
   if (spec.load_checkpoint_path().empty()) return;
   const auto meta = ReadCheckpointMeta(spec.load_checkpoint_path(), spec.expected_manifest_hash());
   if (!meta.ok()) {
-    AddStatus(result, meta.status(), "start.checkpoint_id", v1::REASON_CHECKPOINT_CORRUPT);
+    AddProblems(meta.status(), "start.checkpoint_id", v1::REASON_CHECKPOINT_CORRUPT, result);
     return;
   }
   result->add_facts(fmt::format("{}: iteration {}, {} samples", spec.load_checkpoint_path(), meta->step, meta->consumed_samples));
@@ -122,7 +114,7 @@ void CheckDisk(const v1::RankSpec& spec, v1::PreflightResult* result) {
   if (spec.checkpoint_directory().empty()) return;
   const auto free_disk = FreeDiskBytes(ExistingParent(spec.checkpoint_directory()));
   if (!free_disk.ok()) {
-    AddStatus(result, free_disk.status(), "checkpoint.save", v1::REASON_CHECKPOINT_IO_ERROR);
+    AddProblems(free_disk.status(), "checkpoint.save", v1::REASON_CHECKPOINT_IO_ERROR, result);
     return;
   }
   result->set_free_disk_bytes(*free_disk);
@@ -135,6 +127,13 @@ void CheckDisk(const v1::RankSpec& spec, v1::PreflightResult* result) {
 
 }  // namespace
 
+void AddProblems(const absl::Status& status, const std::string& field, v1::Reason fallback, v1::PreflightResult* result) {
+  const v1::Reason reason = ReasonOf(status) == v1::REASON_UNSPECIFIED ? fallback : ReasonOf(status);
+  const auto violations = FieldViolationsOf(status);
+  for (const FieldViolation& violation : violations) AddProblem(result, reason, violation.field, violation.description);
+  if (violations.empty()) AddProblem(result, reason, field, std::string(status.message()));
+}
+
 v1::PreflightResult CheckNode(const v1::RankSpec& spec) {
   v1::PreflightResult result;
   if (spec.has_convert()) {
@@ -144,7 +143,7 @@ v1::PreflightResult CheckNode(const v1::RankSpec& spec) {
   auto plan = MakeTrainingPlan(spec.resolved());
   if (plan.ok()) plan->device = spec.device() == v1::DEVICE_CUDA ? DeviceType::kCuda : DeviceType::kCpu;
   if (!plan.ok()) {
-    AddStatus(&result, plan.status(), "config", v1::REASON_INVALID_CONFIG);
+    AddProblems(plan.status(), "config", v1::REASON_INVALID_CONFIG, &result);
     return result;
   }
   CheckData(*plan, &result);
@@ -169,7 +168,7 @@ int RunPreflight(const std::string& spec_path) {
   });
   if (outcome.reason() != v1::REASON_COMPLETED) {
     v1::PreflightResult failed;
-    AddProblem(&failed, outcome.reason(), spec.has_convert() ? "convert" : "config", outcome.detail());
+    AddProblem(&failed, outcome.reason(), spec.has_convert() ? "spec.convert" : "config", outcome.detail());
     bytes = failed.SerializeAsString();
   }
   return std::fwrite(bytes.data(), 1, bytes.size(), stdout) == bytes.size() && std::fflush(stdout) == 0 ? 0 : 1;

@@ -3,12 +3,17 @@
 
 #include <string>
 
+#include "absl/status/status.h"
+
 #include "mbridge/v1/rank.pb.h"
 
 namespace mbridge {
 
 // Data files, checkpoint to load, disk space, memory. Never throws; every problem names a key or a path.
 v1::PreflightResult CheckNode(const v1::RankSpec& spec);
+
+// A problem for every field violation of a status, or one of `field`; `fallback`: the reason where it has none.
+void AddProblems(const absl::Status& status, const std::string& field, v1::Reason fallback, v1::PreflightResult* result);
 
 // Reads the spec, writes a binary PreflightResult to standard output. 0 when the check itself worked.
 int RunPreflight(const std::string& spec_path);

@@ -1,5 +1,7 @@
 // Small variations of Llama: Granite (multipliers), ERNIE 4.5 (pairs of neighbours are turned), Nemotron (zero-centred LayerNorm,
 // squared ReLU, half of a head turned), StarCoder 2 (LayerNorm, GELU, biases).
+#include <fmt/format.h>
+
 #include "engine/bridge/families/common_tensors.h"
 #include "engine/bridge/families/families.h"
 
@@ -13,6 +15,17 @@ constexpr GptConfig kLlama = {.normalization = NormKind::kRmsNorm,
 
 std::vector<TensorRule> LlamaTensors() {
   return JoinTensors({EmbeddingAndHeadTensors(), PreNormTensors(), AttentionTensors(), GatedMlpTensors()});
+}
+
+// Another word for the size of a head, which transformers leaves unread.
+ConfigKey HeadSizeKey(const char* name) {
+  const auto read = [name](ConfigReader* from, GptConfig* to) {
+    if (from->Int(name, &to->kv_channels) != to->kv_channels) from->Unsupported(name, fmt::format("{}", to->kv_channels));
+  };
+  const auto write = [name](const GptConfig& from, Json* to) {
+    if (to->contains(name)) (*to)[name] = from.kv_channels;
+  };
+  return CustomKey({name}, read, write);
 }
 
 // An MLP of two layers without gate.
@@ -74,7 +87,7 @@ const Architecture& NemotronArchitecture() {
       .keys = JoinKeys(
           {DecoderKeys(),
            {OnlyKey("hidden_act", "relu2"), RealKey("norm_eps", &GptConfig::layernorm_epsilon, 1e-5), RopeKey({.percent = 0.5}),
-            LinearBiasKey(), FlagKey("tie_word_embeddings", &GptConfig::tied_embeddings, false)}}),
+            LinearBiasKey(), FlagKey("tie_word_embeddings", &GptConfig::tied_embeddings, false), HeadSizeKey("kv_channels")}}),
       .tensors = PlainMlpTensors("up_proj", "down_proj"),
       .unused = {kRotaryFrequencies}};
   return kNemotron;
@@ -94,7 +107,9 @@ const Architecture& Starcoder2Architecture() {
             RealKey("norm_epsilon", &GptConfig::layernorm_epsilon, 1e-5), RopeKey(), SlidingWindowKey(true),
             FlagKey("use_bias", &GptConfig::add_bias_linear, true),
             FlagKey("tie_word_embeddings", &GptConfig::tied_embeddings, true), OneOfKey("mlp_type", {"default"}),
-            OneOfKey("norm_type", {"layer_norm"}), FreeKeys({"residual_dropout", "embedding_dropout"})}}),
+            OneOfKey("norm_type", {"layer_norm"}),
+            FreeKeys({"residual_dropout", "embedding_dropout", "activation_function", "layer_norm_epsilon",
+                      "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "scale_attn_weights"})}}),
       .tensors = PlainMlpTensors("c_fc", "c_proj"),
       .unused = {kRotaryFrequencies}};
   return kStarcoder2;

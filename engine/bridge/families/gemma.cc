@@ -33,7 +33,7 @@ std::vector<ConfigKey> Keys(const char* activation) {
   return JoinKeys(
       {DecoderKeys(256),
        {EmbeddingScale(), ActivationKey(activation, kinds), RealKey("rms_norm_eps", &GptConfig::layernorm_epsilon, 1e-6),
-        FlagKey("tie_word_embeddings", &GptConfig::tied_embeddings, true), OnlyKey("attention_bias", false),
+        FlagKey("tie_word_embeddings", &GptConfig::tied_embeddings, true), AttentionBiasKey(),
         OnlyKey("use_bidirectional_attention", false), FreeKeys({"cache_implementation"})}});
 }
 

@@ -12,10 +12,12 @@ const Architecture& Phi3Architecture() {
                 .activation = ActivationKind::kSwiGlu,
                 .position_embedding = PositionKind::kRope,
                 .add_bias_linear = false},
-      .keys = JoinKeys({DecoderKeys(),
-                        {OnlyKey("hidden_act", "silu"), RealKey("rms_norm_eps", &GptConfig::layernorm_epsilon, 1e-5), RopeKey(),
-                         SlidingWindowKey(true), FlagKey("tie_word_embeddings", &GptConfig::tied_embeddings, false),
-                         OnlyKey("attention_bias", false), FreeKeys({"resid_pdrop", "embd_pdrop"})}}),
+      .keys =
+          JoinKeys({DecoderKeys(),
+                    {OnlyKey("hidden_act", "silu"), RealKey("rms_norm_eps", &GptConfig::layernorm_epsilon, 1e-5), RopeKey(),
+                     SlidingWindowKey(true), FlagKey("tie_word_embeddings", &GptConfig::tied_embeddings, false),
+                     OnlyKey("attention_bias", false), OnlyKey("mlp_bias", false), OnlyKey("lm_head_bias", false),
+                     OnlyKey("full_attn_mod", 1), OnlyKey("interpolate_factor", 1), FreeKeys({"resid_pdrop", "embd_pdrop"})}}),
       .tensors = JoinTensors(
           {{{.ours = "decoder.layers.{layer}.self_attention.linear_qkv.weight",
              .theirs = {"model.layers.{layer}.self_attn.qkv_proj.weight"},

@@ -24,7 +24,7 @@ std::vector<TensorRule> Tensors() {
 std::vector<ConfigKey> Keys() {
   return JoinKeys({DecoderKeys(),
                    {OnlyKey("hidden_act", "silu"), RealKey("rms_norm_eps", &GptConfig::layernorm_epsilon, 1e-5), RopeKey(),
-                    FlagKey("tie_word_embeddings", &GptConfig::tied_embeddings, false), OnlyKey("attention_bias", false)}});
+                    FlagKey("tie_word_embeddings", &GptConfig::tied_embeddings, false)}});
 }
 
 GptConfig Olmo2Parts() {
@@ -39,7 +39,7 @@ const Architecture& Olmo2Architecture() {
   static const Architecture kOlmo2 = {.model_type = "olmo2",
                                       .class_name = "Olmo2ForCausalLM",
                                       .parts = Olmo2Parts(),
-                                      .keys = Keys(),
+                                      .keys = JoinKeys({Keys(), {AttentionBiasKey()}}),
                                       .tensors = Tensors(),
                                       .unused = {kRotaryFrequencies}};
   return kOlmo2;
@@ -49,7 +49,7 @@ const Architecture& Exaone4Architecture() {
   static const Architecture kExaone4 = {.model_type = "exaone4",
                                         .class_name = "Exaone4ForCausalLM",
                                         .parts = Parts(),
-                                        .keys = JoinKeys({Keys(), {LayerTypesKey(0, 4, true)}}),
+                                        .keys = JoinKeys({Keys(), {LayerTypesKey(0, 4, true), OnlyKey("attention_bias", false)}}),
                                         .tensors = Tensors(),
                                         .unused = {kRotaryFrequencies}};
   return kExaone4;

@@ -40,7 +40,7 @@ const Architecture& Qwen3Architecture() {
   static const Architecture kQwen3 = {.model_type = "qwen3",
                                       .class_name = "Qwen3ForCausalLM",
                                       .parts = Parts(false, true),
-                                      .keys = JoinKeys({Keys(), {OnlyKey("attention_bias", false)}}),
+                                      .keys = JoinKeys({Keys(), {AttentionBiasKey()}}),
                                       .tensors = Tensors(),
                                       .unused = {kRotaryFrequencies}};
   return kQwen3;

@@ -94,7 +94,7 @@ const Architecture& Qwen3MoeArchitecture() {
   static const Architecture kQwen3Moe = {.model_type = "qwen3_moe",
                                          .class_name = "Qwen3MoeForCausalLM",
                                          .parts = Qwen3MoeParts(),
-                                         .keys = JoinKeys({Keys(), {OnlyKey("attention_bias", false)}}),
+                                         .keys = JoinKeys({Keys(), {AttentionBiasKey()}}),
                                          .tensors = Tensors("shared_experts"),
                                          .unused = {kRotaryFrequencies}};
   return kQwen3Moe;
