@@ -302,12 +302,24 @@ train() {
   [ -f "$here/peer.py" ] && python3 "$here/peer.py" --model 1b --seq 8192 --mbs 1 --accum 8 --iters 10 2>&1 | tail -n 1
 }
 
+# bench8b NAME OVERRIDE...: the 8B model on one GPU.
+bench8b() {
+  local name="$1"
+  shift
+  bench "$name" llama3_8b_pretrain_config 1 "${long[@]}" train.global_batch_size=16 train.train_iters=6 scheduler.lr_decay_iters=6 \
+    model.context_parallel_size=1 optimizer.use_precision_aware_optimizer=true optimizer.exp_avg_dtype=bf16 \
+    optimizer.exp_avg_sq_dtype=bf16 "$@"
+}
+
 train8b() {
-  bench 8b llama3_8b_pretrain_config 1 "${long[@]}" train.global_batch_size=16 train.train_iters=6 scheduler.lr_decay_iters=6 model.context_parallel_size=1 \
-    optimizer.use_precision_aware_optimizer=true optimizer.exp_avg_dtype=bf16 optimizer.exp_avg_sq_dtype=bf16
-  bench 8b-fp8 llama3_8b_pretrain_config 1 "${long[@]}" train.global_batch_size=16 train.train_iters=6 scheduler.lr_decay_iters=6 model.context_parallel_size=1 \
-    optimizer.use_precision_aware_optimizer=true optimizer.exp_avg_dtype=bf16 optimizer.exp_avg_sq_dtype=bf16 \
-    mixed_precision=bf16_with_fp8_current_scaling_mixed
+  bench8b 8b
+  train8b_fp8
+}
+
+# With the preset's first and last layer in BF16, and with all layers in FP8.
+train8b_fp8() {
+  bench8b 8b-fp8 mixed_precision=bf16_with_fp8_current_scaling_mixed
+  bench8b 8b-fp8-all-layers mixed_precision=bf16_with_fp8_current_scaling_mixed mixed_precision.first_last_layers_bf16=false
 }
 
 # losses LOG: iteration and loss of each line.
