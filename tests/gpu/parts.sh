@@ -164,13 +164,26 @@ bench() {
   verdict "bench $name" "$status"
 }
 
+# last KEY=VALUE...: of the values of a key only the last, a line each.
+last() {
+  local -A value=()
+  local keys=() word
+  for word in "$@"; do
+    [[ -v value[${word%%=*}] ]] || keys+=("${word%%=*}")
+    value[${word%%=*}]="$word"
+  done
+  for word in "${keys[@]}"; do printf '%s\n' "${value[$word]}"; done
+}
+
 # alone NAME RECIPE OVERRIDE...: one rank by itself; log, points and checkpoints under $OUT/NAME.*
 alone() {
   local name="$1" recipe="$2"
   shift 2
+  local overrides
+  mapfile -t overrides < <(last logger.log_throughput=true "$@" logger.log_interval=1)
   rm -rf "$here/saved-$name"
-  run mbrank-cuda train --recipe "$recipe" --metrics "$OUT/$name.points" --save "$here/saved-$name" logger.log_interval=1 \
-    logger.log_throughput=true "$@" >"$OUT/$name.log" 2>&1 || { echo "$name failed"; tail -n 5 "$OUT/$name.log"; return 1; }
+  run mbrank-cuda train --recipe "$recipe" --metrics "$OUT/$name.points" --save "$here/saved-$name" "${overrides[@]}" \
+    >"$OUT/$name.log" 2>&1 || { echo "$name failed"; tail -n 5 "$OUT/$name.log"; return 1; }
   grep "in use at the end" "$OUT/$name.log"
   median "$name" "$OUT/$name.log"
 }
@@ -262,11 +275,12 @@ memory() {
 # A rank of two is killed, then one is stopped: all ranks end within the watchdog time and the reason names the rank.
 watchdog() {
   service
-  local signal status=0 job victim begin
+  local signal status=0 job victim begin overrides
+  mapfile -t overrides < <(last "${correlation[@]}" train.train_iters=100000 validation.eval_iters=0 logger.log_interval=100 \
+    dist.distributed_timeout_minutes=1)
   for signal in KILL STOP; do
     run mbctl submit --recipe vanilla_gpt_megatron_lm_config --device cuda --ranks 2 --name "watchdog-$signal" --max-restarts -1 \
-      "${correlation[@]}" train.train_iters=1000000 validation.eval_iters=0 logger.log_interval=100 \
-      dist.distributed_timeout_minutes=1 >"$OUT/watchdog-$signal.log" 2>&1 || { tail -n 5 "$OUT/watchdog-$signal.log"; status=1; }
+      "${overrides[@]}" >"$OUT/watchdog-$signal.log" 2>&1 || { tail -n 5 "$OUT/watchdog-$signal.log"; status=1; }
     job="$(run mbctl ps -a -o name --filter "run_name=watchdog-$signal" | head -n 1)"
     for _ in $(seq 300); do run mbctl logs "$job" 2>/dev/null | grep -q "iteration  *100/\|iteration *100/" && break; sleep 0.2; done
     victim=""
