@@ -179,10 +179,11 @@ last() {
 alone() {
   local name="$1" recipe="$2"
   shift 2
-  local overrides
+  local overrides save=(--save "$here/saved-$name")
+  [ -z "${NO_SAVE:-}" ] || save=()
   mapfile -t overrides < <(last logger.log_throughput=true "$@" logger.log_interval=1)
   rm -rf "$here/saved-$name"
-  run mbrank-cuda train --recipe "$recipe" --metrics "$OUT/$name.points" --save "$here/saved-$name" "${overrides[@]}" \
+  run mbrank-cuda train --recipe "$recipe" --metrics "$OUT/$name.points" "${save[@]}" "${overrides[@]}" \
     >"$OUT/$name.log" 2>&1 || { echo "$name failed"; tail -n 5 "$OUT/$name.log"; return 1; }
   grep "in use at the end" "$OUT/$name.log"
   median "$name" "$OUT/$name.log"
@@ -193,7 +194,7 @@ numbers() {
     awk -F: '{ if ($1 == "step" && line) { print line; line = "" } line = line " " $1 "=" $2 } END { print line }'
 }
 # Digests of all that a run's checkpoints hold beside their manifests, which name the run.
-digests() { (cd "$here/saved-$1" && find . -type f ! -name '*.json' -exec sha256sum {} + | sort -k 2); }
+digests() { [ ! -d "$here/saved-$1" ] || (cd "$here/saved-$1" && find . -type f ! -name '*.json' -exec sha256sum {} + | sort -k 2); }
 # same NAME NAME: both runs' numbers and checkpoints are equal to the bit.
 same() {
   cmp <(numbers "$1") <(numbers "$2") && cmp <(digests "$1") <(digests "$2") &&
@@ -246,8 +247,9 @@ graphs() {
   verdict graphs "$status"
 }
 
-# Recomputation changes memory and times and no bit; the formulas stay within 10 % of what the GPU uses.
+# Recomputation changes memory and times and no bit; the plan stays within 10 % of what the GPU uses.
 recompute() {
+  local NO_SAVE=yes  # 17 GB each.
   local status=0 shape=("${long[@]}" train.train_iters=5 scheduler.lr_decay_iters=5 train.global_batch_size=2
     model.deterministic_mode=true)
   alone keep llama32_1b_pretrain_config "${shape[@]}" || status=1
