@@ -84,8 +84,9 @@ def cases():
     add("starcoder2_gelu", "starcoder2", dense(hidden_act="gelu"))
     add("ernie4_5_bias", "ernie4_5", dense(use_bias=True, head_dim=16))
     add("exaone4_windows", "exaone4", dense(num_hidden_layers=4, sliding_window=6, sliding_window_pattern=4))
-    add("exaone4_no_window", "exaone4", dense(sliding_window=None))
-    add("exaone4_llama3", "exaone4", dense(sliding_window=None, rope_parameters=LLAMA3))
+    everywhere = dict(sliding_window=None, layer_types=["full_attention"] * 2)
+    add("exaone4_no_window", "exaone4", dense(**everywhere))
+    add("exaone4_llama3", "exaone4", dense(**everywhere, rope_parameters=LLAMA3))
 
     small = dict(vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.1, bos_token_id=1,
                  eos_token_id=2)
