@@ -1,11 +1,14 @@
 #include "engine/train/training_plan.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "engine/core/parameter.h"
 #include "engine/model/gpt_model.h"
+#include "engine/train/mixer_parts.h"
 #include "engine/train/model_keys.h"
 #include "engine/train/model_parts.h"
+#include "recipes/config/estimate.h"
 #include "recipes/config/resolve.h"
 
 namespace mbridge {
@@ -178,13 +181,75 @@ TEST(TrainingPlanTest, ExpertPartsThereAndBack) {
   sinks.yarn_correction_range_round_to_int = false;
   sinks.rope_attention_factor = 1.13;
 
-  for (const GptConfig& config : {experts, latent, latent_yarn, latent_scaled, sinks}) {
+  GptConfig hybrid = base;
+  hybrid.num_layers = 4;
+  hybrid.mixers = {MixerKind::kMamba2, MixerKind::kNone, MixerKind::kAttention, MixerKind::kNone};
+  hybrid.mlp_layer_freq = {0, 1, 0, 1};
+  hybrid.num_moe_experts = 4;
+  hybrid.moe_layer_freq = {0, 0, 0, 1};
+  hybrid.moe_ffn_hidden_size = 32;
+  hybrid.mamba_state_dim = 16;
+  hybrid.mamba_head_dim = 8;
+  hybrid.mamba_num_groups = 2;
+  hybrid.mamba_num_heads = 16;
+  GptConfig parallel = base;
+  parallel.mixers = {MixerKind::kAttentionAndMamba2, MixerKind::kAttentionAndMamba2};
+  parallel.mlp_layer_freq = {1, 1};
+  parallel.mamba_state_dim = 16;
+  parallel.mamba_head_dim = 8;
+  parallel.mamba_num_groups = 2;
+  parallel.mamba_num_heads = 6;
+  parallel.mamba_conv_kernel = 3;
+  parallel.mamba_conv_bias = parallel.mamba_rms_norm = false;
+  parallel.mamba_norm_groups = 1;
+  parallel.mamba_norm_before_gate = true;
+  parallel.mamba_dt_min = 0.001;
+  parallel.mamba_dt_max = 0.1;
+  parallel.mamba_multipliers = {1, 2, 3, 4, 5};
+  parallel.mamba_in_multiplier = 0.5;
+  parallel.mamba_out_multiplier = 0.25;
+  parallel.attention_in_multiplier = 0.3;
+  parallel.attention_out_multiplier = 0.7;
+  parallel.key_multiplier = 0.9;
+  parallel.mlp_gate_multiplier = 1.1;
+  parallel.mlp_out_multiplier = 1.2;
+
+  for (const GptConfig& config : {experts, latent, latent_yarn, latent_scaled, sinks, hybrid, parallel}) {
     v1::ConfigContainer keys;
     *keys.mutable_model() = ModelKeys(config);
     const absl::StatusOr<GptConfig> read = ::mbridge::ModelOf(keys);
     ASSERT_TRUE(read.ok()) << read.status();
     EXPECT_TRUE(*read == config) << keys.DebugString();
+    if (config.mixers.empty()) continue;
+    // The estimates of the keys are the engine's numbers.
+    GptModel built(config, nullptr);
+    ParameterStore store(config.dtype, DeviceType::kCpu);
+    built.DeclareParameters(&store);
+    EXPECT_EQ(recipes::CountParameters(keys.model()), store.NumElements());
+    const auto flops = static_cast<double>(recipes::FlopsPerToken(keys.model()));
+    EXPECT_NEAR(flops, built.FlopsPerToken(), 1e-6 * built.FlopsPerToken());
   }
+}
+
+TEST(TrainingPlanTest, HybridPatternsThatSayNothing) {
+  const auto problem = [](const std::string& pattern, int64_t layers) -> std::string {
+    v1::ModelConfig keys;
+    keys.set_num_layers(layers);
+    if (!pattern.empty()) keys.set_hybrid_layer_pattern(pattern);
+    keys.set_is_hybrid_model(true);
+    keys.set_mamba_head_dim(8);
+    GptConfig model;
+    model.num_layers = layers;
+    model.hidden_size = 16;
+    std::vector<FieldViolation> problems;
+    ReadMixerParts(keys, &model, &problems);
+    return problems.empty() ? "" : problems[0].description;
+  };
+  EXPECT_EQ(problem("M*-", 3), "");
+  EXPECT_THAT(problem("", 3), testing::HasSubstr("is missing"));
+  EXPECT_THAT(problem("M*", 3), testing::HasSubstr("has 2 letters"));
+  EXPECT_THAT(problem("M*x", 3), testing::HasSubstr("the letter x"));
+  EXPECT_THAT(problem("M*E", 3), testing::HasSubstr("model.num_moe_experts"));
 }
 
 TEST(TrainingPlanTest, PartsOfOtherFamilies) {

@@ -2,19 +2,10 @@
 
 #include <algorithm>
 
+#include "recipes/config/layers.h"
+
 namespace mbridge::recipes {
 namespace {
-
-struct LayerKinds {
-  int64_t dense = 0;
-  int64_t moe = 0;
-};
-
-LayerKinds CountLayers(const v1::ModelConfig& model) {
-  LayerKinds kinds;
-  for (int64_t i = 0; i < std::min<int64_t>(model.num_layers(), 1 << 20); ++i) ++(IsMoeLayer(model, i) ? kinds.moe : kinds.dense);
-  return kinds;
-}
 
 int64_t GateFactor(const v1::ModelConfig& model) { return model.gated_linear_unit() ? 3 : 2; }
 int64_t MoeWidth(const v1::ModelConfig& model) {
@@ -47,10 +38,29 @@ int64_t NormWeights(const v1::ModelConfig& m) { return m.hidden_size() * (m.norm
 
 int64_t AttentionExtras(const v1::ModelConfig& m) {
   const int64_t q = m.kv_channels() * m.num_attention_heads(), kv = m.kv_channels() * m.num_query_groups();
-  int64_t extras = ((m.has_pre_layernorm() && !m.pre_layernorm() ? 0 : 2) + (m.post_layernorm() ? 2 : 0)) * NormWeights(m);
+  int64_t extras = 0;
   if (m.add_bias_linear() || m.add_qkv_bias()) extras += q + 2 * kv;
   if (m.add_bias_linear() || m.add_attention_output_bias()) extras += m.hidden_size();
   if (m.qk_layernorm() && !m.multi_latent_attention()) extras += m.qk_norm_over_projection() ? q + kv : 2 * m.kv_channels();
+  return extras;
+}
+
+// Norms of a block: of a mixer or an MLP.
+int64_t BlockNorms(const v1::ModelConfig& m) {
+  return ((m.has_pre_layernorm() && !m.pre_layernorm() ? 0 : 1) + (m.post_layernorm() ? 1 : 0)) * NormWeights(m);
+}
+
+// Weights of the matrix products of a Mamba-2 mixer.
+int64_t MambaWeights(const v1::ModelConfig& m) {
+  return m.hidden_size() * (2 * MambaInnerWidth(m) + MambaConvolutionWidth(m) + MambaHeads(m));
+}
+
+int64_t MambaExtras(const v1::ModelConfig& m) {
+  const int64_t kernel = m.has_mamba_conv_kernel() ? m.mamba_conv_kernel() : 4;
+  const bool conv_bias = !m.has_mamba_conv_bias() || m.mamba_conv_bias(), norm = !m.has_mamba_rms_norm() || m.mamba_rms_norm();
+  int64_t extras =
+      MambaConvolutionWidth(m) * (kernel + (conv_bias ? 1 : 0)) + 3 * MambaHeads(m) + (norm ? MambaInnerWidth(m) : 0);
+  if (m.add_bias_linear()) extras += MambaInnerWidth(m) + MambaConvolutionWidth(m) + MambaHeads(m) + m.hidden_size();
   return extras;
 }
 
@@ -73,17 +83,11 @@ int64_t EmbeddingWeights(const v1::ModelConfig& m) {
 
 }  // namespace
 
-bool IsMoeLayer(const v1::ModelConfig& model, int64_t layer) {
-  if (model.num_moe_experts() == 0) return false;
-  if (model.moe_layer_freq_size() == model.num_layers()) return model.moe_layer_freq(static_cast<int>(layer)) != 0;
-  if (model.moe_layer_freq_size() == 1 && model.moe_layer_freq(0) > 0) return layer % model.moe_layer_freq(0) == 0;
-  return true;
-}
-
 int64_t CountParameters(const v1::ModelConfig& m) {
-  const LayerKinds kinds = CountLayers(m);
+  const LayerCounts kinds = CountLayers(m);
   int64_t count = EmbeddingWeights(m) + NormWeights(m);
-  count += m.num_layers() * (AttentionWeights(m) + AttentionExtras(m));
+  count += kinds.attention * (AttentionWeights(m) + AttentionExtras(m)) + kinds.mamba * (MambaWeights(m) + MambaExtras(m));
+  count += (kinds.mixers + kinds.dense + kinds.moe) * BlockNorms(m);
   count += kinds.dense * DenseMlpWeights(m);
   const int64_t shared = m.has_moe_shared_expert_intermediate_size() ? MlpWeights(m, m.moe_shared_expert_intermediate_size()) : 0;
   count += kinds.moe * (m.num_moe_experts() * (MlpWeights(m, MoeWidth(m)) + m.hidden_size()) + shared);
@@ -91,18 +95,21 @@ int64_t CountParameters(const v1::ModelConfig& m) {
 }
 
 int64_t FlopsPerToken(const v1::ModelConfig& m) {
-  const LayerKinds kinds = CountLayers(m);
-  const int64_t h = m.hidden_size(), layers = m.num_layers();
+  const LayerCounts kinds = CountLayers(m);
+  const int64_t h = m.hidden_size();
   const int64_t widths =
       m.ffn_hidden_size() * kinds.dense + MoeWidth(m) * TopK(m) * kinds.moe + m.moe_shared_expert_intermediate_size() * kinds.moe;
-  return 6 * (layers * (AttentionWeights(m) + CoreAttention(m)) + h * GateFactor(m) * widths + h * m.vocab_size());
+  const int64_t scan = 21 * MambaInnerWidth(m) * m.mamba_state_dim();  // 7 for each element of the state, three times.
+  return 6 * (kinds.attention * (AttentionWeights(m) + CoreAttention(m)) + kinds.mamba * MambaWeights(m) +
+              h * GateFactor(m) * widths + h * m.vocab_size()) +
+         kinds.mamba * scan;
 }
 
 // Layers over TP and PP, experts over EP and ETP, embeddings over TP (on the fuller of the end stages).
 int64_t ParametersOfRank(const v1::ModelConfig& m) {
   const auto ways = [](int64_t n) { return std::max<int64_t>(1, n); };
   const int64_t tp = ways(m.tensor_model_parallel_size()), pp = ways(m.pipeline_model_parallel_size());
-  const LayerKinds kinds = CountLayers(m);
+  const LayerCounts kinds = CountLayers(m);
   const int64_t experts = kinds.moe * m.num_moe_experts() * MlpWeights(m, MoeWidth(m));
   const int64_t layers = CountParameters(m) - EmbeddingWeights(m) - experts - NormWeights(m);
   const int64_t ep = ways(m.expert_model_parallel_size());

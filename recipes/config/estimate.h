@@ -16,9 +16,6 @@ int64_t CountParameters(const v1::ModelConfig& model);
 // training/utils/flop_utils.py): 6 per weight and token of the matrix products, plus attention over s/2 positions.
 int64_t FlopsPerToken(const v1::ModelConfig& model);
 
-// Whether the MLP of a layer, counted from 0, is a mixture of experts.
-bool IsMoeLayer(const v1::ModelConfig& model, int64_t layer);
-
 // Parameters of one rank (on the fuller of the end stages).
 int64_t ParametersOfRank(const v1::ModelConfig& model);
 

@@ -1,7 +1,9 @@
 // The engine's arena as formulas: LayerRecord, LayerScratch and OutputHeadScratch of engine/model, for a rank without the engine.
 #include <algorithm>
+#include <cmath>
 
 #include "recipes/config/estimate.h"
+#include "recipes/config/layers.h"
 
 namespace mbridge::recipes {
 namespace {
@@ -43,11 +45,20 @@ struct Sizes {
     expert_ffn = (m.has_moe_ffn_hidden_size() ? m.moe_ffn_hidden_size() : m.ffn_hidden_size()) /
                  (m.has_expert_tensor_parallel_size() ? Ways(m.expert_tensor_parallel_size()) : tp);
     shared = m.moe_shared_expert_intermediate_size() / tp;
+    const LayerCounts layers = CountLayers(m);
+    if (layers.dense == 0) ffn = 0;
+    if (layers.attention == 0) qkv = context = 0;
+    if (layers.mamba > 0) {
+      mamba_inner = MambaInnerWidth(m) / tp;
+      mamba_width = MambaConvolutionWidth(m) / tp;
+      mamba_heads = MambaHeads(m) / tp;
+    }
   }
   const v1::ModelConfig& m;
   bool gpu, narrow = false, latent = false, flash = false, pre_norm = true;
   int64_t e = 0, b = 0, s = 0, tokens = 0, stream = 0, h = 0, heads = 0, qkv = 0, context = 0, head_norms = 0, halves = 1,
-          ffn = 0, vocabulary = 0, norm_floats = 1, experts = 0, chosen = 0, expert_ffn = 0, shared = 0;
+          ffn = 0, vocabulary = 0, norm_floats = 1, experts = 0, chosen = 0, expert_ffn = 0, shared = 0, mamba_inner = 0,
+          mamba_width = 0, mamba_heads = 0;
 };
 
 // What a layer keeps from forward to backward, by the modules of model.recompute_modules.
@@ -56,35 +67,45 @@ struct Kept {
   int64_t total() const { return input + core_attention + norms + heads + mlp + expert_activation + other; }
 };
 
-Kept KeptByLayer(const Sizes& z, bool moe) {
+void KeepAttention(const Sizes& z, Kept* kept) {
   const v1::ModelConfig& m = z.m;
-  Kept kept;
-  kept.input = z.stream * z.h * z.e;
   const int64_t scores = z.b * z.heads * z.s * z.s;
-  const int64_t dropout = m.hidden_dropout() > 0 ? 2 * z.stream * z.h : 0;
-  kept.other = z.stream * z.h * z.e + dropout + z.tokens * z.context * z.e;
+  kept->other += z.tokens * z.context * z.e;
   if (z.flash) {
-    kept.other += 4 * z.b * z.heads * z.s;
+    kept->other += 4 * z.b * z.heads * z.s;
   } else {
-    kept.core_attention = scores * ((m.attention_softmax_in_fp32() || !z.narrow ? 4 : 2) + (m.attention_dropout() > 0 ? 1 : 0));
+    kept->core_attention = scores * ((m.attention_softmax_in_fp32() || !z.narrow ? 4 : 2) + (m.attention_dropout() > 0 ? 1 : 0));
   }
-  if (m.softmax_type() == "learnable") kept.other += 4 * z.b * z.heads * z.s;
-  for (const bool norm : {z.pre_norm, m.post_layernorm()}) {
-    if (norm) kept.other += 2 * z.stream * 4 * z.norm_floats;
-  }
-  if (z.pre_norm) kept.norms = 2 * z.stream * z.h * z.e;
-  if (m.post_layernorm()) kept.other += 2 * z.stream * z.h * z.e;
-  kept.heads = z.tokens * z.qkv * z.e;
-  if (z.head_norms > 0) kept.other += z.tokens * (z.qkv * z.e + 4 * (m.qk_norm_over_projection() ? 2 : z.head_norms));
-  if (z.latent) kept.other += z.tokens * (2 * z.e * (m.q_lora_rank() + m.kv_lora_rank()) + 4 * (m.q_lora_rank() > 0 ? 2 : 1));
+  if (m.softmax_type() == "learnable") kept->other += 4 * z.b * z.heads * z.s;
+  kept->heads = z.tokens * z.qkv * z.e;
+  if (z.head_norms > 0) kept->other += z.tokens * (z.qkv * z.e + 4 * (m.qk_norm_over_projection() ? 2 : z.head_norms));
+  if (z.latent) kept->other += z.tokens * (2 * z.e * (m.q_lora_rank() + m.kv_lora_rank()) + 4 * (m.q_lora_rank() > 0 ? 2 : 1));
+}
+
+void KeepMlp(const Sizes& z, bool moe, Kept* kept) {
   if (!moe) {
-    kept.mlp = z.tokens * (z.halves + 1) * z.ffn * z.e;
-    return kept;
+    kept->mlp = z.tokens * (z.halves + 1) * z.ffn * z.e;
+    return;
   }
   const int64_t rows = z.tokens * z.chosen, shared = z.shared;
-  kept.mlp = z.tokens * (8 * z.experts + 8 * z.chosen) + 8 * rows + rows * 2 * z.expert_ffn * z.e + z.tokens * 3 * shared * z.e;
-  if (m.moe_shared_expert_gate()) kept.mlp += z.tokens * (z.h * z.e + 4);
-  kept.expert_activation = rows * z.expert_ffn * z.e;
+  kept->mlp = z.tokens * (8 * z.experts + 8 * z.chosen) + 8 * rows + rows * 2 * z.expert_ffn * z.e + z.tokens * 3 * shared * z.e;
+  if (z.m.moe_shared_expert_gate()) kept->mlp += z.tokens * (z.h * z.e + 4);
+  kept->expert_activation = rows * z.expert_ffn * z.e;
+}
+
+Kept KeptByLayer(const Sizes& z, const LayerParts& parts) {
+  const v1::ModelConfig& m = z.m;
+  const int64_t stream = z.stream * z.h * z.e, blocks = (parts.attention || parts.mamba ? 1 : 0) + (parts.mlp ? 1 : 0);
+  Kept kept;
+  kept.input = stream;
+  if (blocks == 2) kept.other += stream;
+  if (m.hidden_dropout() > 0) kept.other += blocks * z.stream * z.h;
+  if (z.pre_norm) kept.other += blocks * z.stream * 4 * z.norm_floats;
+  if (z.pre_norm) kept.norms = blocks * stream;
+  if (m.post_layernorm()) kept.other += 2 * (z.stream * 4 * z.norm_floats + stream);
+  if (parts.attention) KeepAttention(z, &kept);
+  if (parts.mamba) kept.other += z.tokens * (3 * z.mamba_inner + 2 * z.mamba_width + z.mamba_heads) * z.e;
+  if (parts.mlp) KeepMlp(z, parts.moe, &kept);
   return kept;
 }
 
@@ -105,13 +126,12 @@ int64_t LayerBytes(const Sizes& z) {
   const int64_t count = std::min<int64_t>(m.num_layers(), 1 << 20) / Ways(m.pipeline_model_parallel_size());
   const bool full = m.recompute_granularity() == "full", selective = m.recompute_granularity() == "selective";
   const bool uniform = full && m.recompute_method() != "block";
-  const Kept dense = KeptByLayer(z, false), moe = KeptByLayer(z, true);
   int64_t bytes = 0, shared = 0, group = 0;  // shared: of the largest group of layers that are made again.
   for (int64_t i = 0; i < count; ++i) {
-    const bool experts = IsMoeLayer(m, i);
-    const Kept& kept = experts ? moe : dense;
+    const LayerParts parts = PartsOf(m, i);
+    const Kept kept = KeptByLayer(z, parts);
     if (selective) {
-      const int64_t dropped = Dropped(m, kept, z.latent, experts);
+      const int64_t dropped = Dropped(m, kept, z.latent, parts.moe);
       bytes += kept.total() - dropped;
       shared = std::max(shared, dropped);
     } else if (uniform || (full && i < m.recompute_num_layers())) {
@@ -152,12 +172,22 @@ int64_t HeadBytes(const Sizes& z) {
          12 * (z.tokens + block) + (z.gpu ? 0 : 4 * z.vocabulary * z.h);
 }
 
+// The scan's states: about 2 sqrt(s) of a head for each thread, and its share of the gradients of B and C.
+int64_t MambaScratch(const Sizes& z) {
+  constexpr int64_t kThreads = 16;
+  const int64_t state = z.m.mamba_head_dim() * z.m.mamba_state_dim();
+  const auto kept = static_cast<int64_t>(2 * std::sqrt(static_cast<double>(z.s)) + 3);
+  const int64_t thread = 4 * (kept * state + 2 * z.s * z.m.mamba_state_dim());
+  return z.tokens * (2 * z.mamba_inner + 2 * z.mamba_width + z.mamba_heads) * z.e + z.stream * z.h * z.e + kThreads * thread;
+}
+
 int64_t ScratchBytes(const Sizes& z) {
   const v1::ModelConfig& m = z.m;
   int64_t bytes = z.stream * z.h * z.e + 4 * z.tokens * z.h + (m.sequence_parallel() ? z.tokens * z.h * z.e : 0);
   bytes += 2 * z.stream * z.h * z.e + z.tokens * z.e * (z.context + z.qkv + z.ffn * (z.halves == 2 ? 3 : 1));
   if (m.position_embedding_type() == "rope" || m.position_embedding_type() == "yarn") bytes += 4 * z.s * m.kv_channels();
-  if (!z.gpu) bytes += 4 * z.h * std::max({z.halves * z.ffn, z.context, z.qkv});
+  if (!z.gpu) bytes += 4 * z.h * std::max({z.halves * z.ffn, z.context, z.qkv, z.mamba_inner + z.mamba_width + z.mamba_heads});
+  if (z.mamba_heads > 0) bytes += MambaScratch(z);
   if (z.latent) {
     bytes += z.tokens * z.e *
              (z.heads * (2 * m.qk_head_dim() + m.qk_pos_emb_head_dim() + m.v_head_dim()) + 2 * m.kv_lora_rank() +
