@@ -120,7 +120,7 @@ void RankProcess::RememberCause(v1::Reason cause) {
 }
 
 void RankProcess::Terminate(v1::Reason cause) {
-  if (ended() || terminated_) return;
+  if (ended() || terminated_ || killed_at_ != TimePoint{}) return;
   RememberCause(cause);
   if (stage_ == RankStage::kUnclaimed) Claim();
   if (stage_ == RankStage::kRunning) terminated_ = spool::SignalProcess(process_, SIGTERM).ok();
