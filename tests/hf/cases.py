@@ -157,4 +157,24 @@ def cases():
     add("minimax_m2_plain", "minimax_m2", dense(**mini))
     add("minimax_m2_partial", "minimax_m2", dense(**{**mini, "head_dim": 16}, rope_parameters=dict(
         rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5)))
+
+    mamba = dict(vocab_size=96, hidden_size=32, num_hidden_layers=2, state_size=8, head_dim=8, num_heads=8, n_groups=2,
+                 chunk_size=8, initializer_range=0.1)
+    add("mamba2_plain", "mamba2", mamba)
+    add("mamba2_bias", "mamba2", {**mamba, "use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True})
+    add("mamba2_limits", "mamba2", {**mamba, "n_groups": 1, "conv_kernel": 3, "time_step_limit": (0.02, 0.06)})
+    falcon = dense(mamba_d_ssm=48, mamba_n_heads=6, mamba_d_head=8, mamba_n_groups=2, mamba_d_state=8, mamba_chunk_size=8)
+    add("falcon_h1_plain", "falcon_h1", falcon)
+    add("falcon_h1_scaled", "falcon_h1", {**falcon, "embedding_multiplier": 5.5, "lm_head_multiplier": 0.3,
+                                          "attention_in_multiplier": 0.8, "attention_out_multiplier": 1.3, "key_multiplier": 0.7,
+                                          "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.6,
+                                          "ssm_multipliers": [0.5, 1.5, 0.7, 1.3, 0.9], "mlp_multipliers": [0.9, 0.4]})
+    add("falcon_h1_norm", "falcon_h1", {**falcon, "mamba_rms_norm": True, "head_dim": 12, "tie_word_embeddings": True})
+    add("falcon_h1_gate_first", "falcon_h1", {**falcon, "mamba_rms_norm": True, "mamba_norm_before_gate": False,
+                                              "mamba_conv_bias": False})
+    hybrid = {key: value for key, value in dense().items() if key != "num_hidden_layers"}
+    hybrid.update(head_dim=12, ssm_state_size=8, mamba_head_dim=8, mamba_num_heads=8, n_groups=2, chunk_size=8)
+    add("nemotron_h_plain", "nemotron_h", {**hybrid, "layers_block_type": ["mamba", "mlp", "attention", "mamba"]})
+    add("nemotron_h_groups", "nemotron_h", {**hybrid, "n_groups": 4, "conv_kernel": 2,
+                                            "layers_block_type": ["attention", "mamba"]})
     return result
