@@ -121,6 +121,9 @@ template <bool kFour, class F> bool WithHold(int64_t vectors, int64_t max_thread
 template <int kMost, class F> bool WithWarpHold(int64_t vectors, F&& f) {
   if (vectors <= 32) return f(std::integral_constant<int, 1>()), true;
   if (vectors <= 64) return f(std::integral_constant<int, 2>()), true;
+  if constexpr (kMost < 16) {
+    if (vectors <= 96) return f(std::integral_constant<int, 3>()), true;
+  }
   if (vectors <= 128) return f(std::integral_constant<int, 4>()), true;
   if constexpr (kMost >= 16) {
     if (vectors <= 256) return f(std::integral_constant<int, 8>()), true;
@@ -182,6 +185,9 @@ __device__ __forceinline__ float2 BlockSums(float x, float y, float2* shared) {
   return {WarpSum(part.x), WarpSum(part.y)};
 }
 
+// Blocks of 256 threads that share a multiprocessor's registers where a warp has a row.
+template <bool kLayer, int kHold> inline constexpr int kNormBackwardBlocks = kHold == 1 ? 4 : kHold < 4 || !kLayer ? 2 : 1;
+
 // What a thread holds of a row.
 template <class T, int kHold> struct NormBackwardRow {
   Pack<T, kVectorSize<T>> dy[kHold], x[kHold], residual[kHold];
@@ -191,7 +197,7 @@ template <class T, int kHold> struct NormBackwardRow {
 // Blocks walk over rows, the last first, since the product before left those in the L2 cache, and keep their columns' parameter
 // gradients in registers. kWarp: a warp a row; else a block a row, which loads the next row before it sums over this one.
 template <class T, bool kLayer, int kHold, bool kWarp>
-__global__ void __launch_bounds__(kWarp ? 256 : 512, kWarp ? (kHold == 1 ? 4 : 2) : 1)
+__global__ void __launch_bounds__(kWarp ? 256 : 512, kWarp ? kNormBackwardBlocks<kLayer, kHold> : 1)
     NormBackwardKernel(const NormBackwardArgs<T> a) {
   constexpr int kN = kVectorSize<T>, kSums = kLayer ? 2 : 1, kWarps = 8;
   __shared__ float2 shared[2][32];
@@ -375,7 +381,8 @@ void LaunchNormBackward(const Context& context, NormBackwardArgs<T> a, const Col
   bool done = false;
   if (aligned && vectors <= 128) {
     done = WithWarpHold<4>(vectors, [&]<int kHold>(std::integral_constant<int, kHold>) {
-      run(&NormBackwardKernel<T, kLayer, kHold, true>, std::min<int64_t>((a.rows + 7) / 8, 132 * (kHold == 1 ? 4 : 2)), 256);
+      run(&NormBackwardKernel<T, kLayer, kHold, true>,
+          std::min<int64_t>((a.rows + 7) / 8, 132 * kNormBackwardBlocks<kLayer, kHold>), 256);
     });
   } else if (aligned) {
     done = WithHold<false>(vectors, 512, [&]<int kHold>(std::integral_constant<int, kHold>) {
