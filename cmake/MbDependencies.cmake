@@ -14,6 +14,7 @@ find_package(dnnl CONFIG REQUIRED)
 find_package(RocksDB CONFIG REQUIRED)
 find_package(prometheus-cpp CONFIG REQUIRED)
 find_package(OpenSSL REQUIRED)
+find_package(ZLIB REQUIRED)
 find_package(Gloo CONFIG REQUIRED)  # target: gloo
 find_path(MB_XXHASH_INCLUDE xxhash.h REQUIRED)
 find_library(MB_XXHASH xxhash REQUIRED)

@@ -85,16 +85,31 @@ void AddType(CLI::App* command, std::string* dtype) {
 
 // What the options of one command fill; protobuf strings cannot be bound to options.
 struct Words {
-  std::string hugging_face, dtype, like, model_type, logits;
+  std::string hugging_face, megatron, dtype, like, model_type, logits;
   int64_t vocab_multiple = 0, vocab_size = 0, shard_bytes = 0;
 };
+
+// The foreign side: one of the two.
+void AddModel(CLI::App* command, Words* words, const char* hugging_face, const char* megatron) {
+  auto* model = command->add_option_group("model", "One of these")->require_option(1);
+  model->add_option("--hf", words->hugging_face, hugging_face)->type_name("DIR");
+  model->add_option("--megatron", words->megatron, megatron)->type_name("DIR");
+}
+
+constexpr const char* kHuggingFaceSource = "Directory on the node, or org/name of its hub cache";
+constexpr const char* kMegatronSource =
+    "Megatron-LM checkpoint on the node, format torch_dist or torch: the folder above iter_..., or one";
 
 void AddImport(CLI::App* convert, Session* session) {
   auto flags = std::make_shared<ConvertFlags>();
   auto words = std::make_shared<Words>();
-  auto* command = convert->add_subcommand("import", "Hugging Face model to checkpoint NAME@0, from which runs can fork");
-  command->add_option("--hf", words->hugging_face, "Directory on the node, or org/name of its hub cache")
-      ->required()
+  auto* command = convert->add_subcommand(
+      "import", "Hugging Face model or Megatron-LM checkpoint to checkpoint NAME@0, from which runs can fork");
+  AddModel(command, words.get(), kHuggingFaceSource, kMegatronSource);
+  command
+      ->add_option(
+          "--like", words->like,
+          "With --megatron: Hugging Face model whose config.json says what the model is, in place of the run's arguments")
       ->type_name("DIR");
   command->add_option("--to", flags->name, "Run that gets the checkpoint")->required()->type_name("NAME");
   command->add_option("--vocab-multiple", words->vocab_multiple, "Pad the vocabulary with zero rows to a multiple")
@@ -105,6 +120,8 @@ void AddImport(CLI::App* convert, Session* session) {
     session->action = [=]() -> int {
       flags->convert.set_action(v1::CONVERT_ACTION_IMPORT);
       flags->convert.set_hugging_face(AbsoluteModel(words->hugging_face));
+      flags->convert.set_megatron(Absolute(words->megatron));
+      flags->convert.set_like(Absolute(words->like));
       flags->convert.set_dtype(words->dtype);
       flags->convert.set_vocab_multiple(words->vocab_multiple);
       return Start(session, *flags);
@@ -115,11 +132,11 @@ void AddImport(CLI::App* convert, Session* session) {
 void AddExport(CLI::App* convert, Session* session) {
   auto flags = std::make_shared<ConvertFlags>();
   auto words = std::make_shared<Words>();
-  auto* command = convert->add_subcommand("export", "Checkpoint to a Hugging Face model that transformers loads");
+  auto* command = convert->add_subcommand(
+      "export", "Checkpoint to a Hugging Face model that transformers loads, or to a Megatron-LM checkpoint");
   command->add_option("--from", flags->from, "Checkpoint id, RUN@STEP")->required()->type_name("CKPT");
-  command->add_option("--hf", words->hugging_face, "New directory, in a checkpoint root of the coordinator")
-      ->required()
-      ->type_name("DIR");
+  AddModel(command, words.get(), "New directory, in a checkpoint root of the coordinator",
+           "The same, of a Megatron-LM checkpoint in the format torch_dist");
   command
       ->add_option("--like", words->like,
                    "Model directory that gives config.json and tokenizer; default: what the run was imported from")
@@ -134,6 +151,7 @@ void AddExport(CLI::App* convert, Session* session) {
     session->action = [=]() -> int {
       flags->convert.set_action(v1::CONVERT_ACTION_EXPORT);
       flags->convert.set_hugging_face(Absolute(words->hugging_face));
+      flags->convert.set_megatron(Absolute(words->megatron));
       flags->convert.set_like(Absolute(words->like));
       flags->convert.set_model_type(words->model_type);
       flags->convert.set_dtype(words->dtype);
@@ -149,15 +167,16 @@ void AddVerify(CLI::App* convert, Session* session) {
   auto words = std::make_shared<Words>();
   auto* command = convert->add_subcommand("verify", "Compare a checkpoint with the model that it came from, bit for bit");
   command->add_option("--from", flags->from, "Checkpoint id, RUN@STEP")->required()->type_name("CKPT");
-  command->add_option("--hf", words->hugging_face, "Directory on the node, or org/name of its hub cache")
-      ->required()
-      ->type_name("DIR");
+  AddModel(command, words.get(), kHuggingFaceSource, kMegatronSource);
+  command->add_option("--like", words->like, "With --megatron: as for import")->type_name("DIR");
   command->add_option("--logits", words->logits, "safetensors with input_ids and logits to compare with too")->type_name("FILE");
   AddCommonFlags(command, flags.get());
   command->callback([=] {
     session->action = [=]() -> int {
       flags->convert.set_action(v1::CONVERT_ACTION_VERIFY);
       flags->convert.set_hugging_face(AbsoluteModel(words->hugging_face));
+      flags->convert.set_megatron(Absolute(words->megatron));
+      flags->convert.set_like(Absolute(words->like));
       flags->convert.set_logits(Absolute(words->logits));
       return Start(session, *flags);
     };
@@ -169,18 +188,21 @@ void AddInspect(CLI::App* convert, Session* session) {
   auto words = std::make_shared<Words>();
   auto* command =
       convert->add_subcommand("inspect", "Tensors, types, sizes and the mapping that a conversion would use; starts nothing");
-  auto* model =
-      command->add_option("--hf", words->hugging_face, "Directory on the node, or org/name of its hub cache")->type_name("DIR");
-  auto* from = command->add_option("--from", flags->from, "Checkpoint id, RUN@STEP")->type_name("CKPT")->excludes(model);
-  command->add_option("--like", words->like, "With --from: as for export")->type_name("DIR")->needs(from);
+  auto* source = command->add_option_group("source", "One of these")->require_option(1);
+  source->add_option("--hf", words->hugging_face, kHuggingFaceSource)->type_name("DIR");
+  source->add_option("--megatron", words->megatron, kMegatronSource)->type_name("DIR");
+  source->add_option("--from", flags->from, "Checkpoint id, RUN@STEP")->type_name("CKPT");
+  command->add_option("--like", words->like, "With --from: as for export; with --megatron: as for import")->type_name("DIR");
   command->callback([=] {
     session->action = [=]() -> int {
-      if (words->hugging_face.empty() && flags->from.empty()) return session->Usage("inspect needs --hf DIR or --from CKPT");
+      if (!words->hugging_face.empty() && !words->like.empty()) return session->Usage("--like goes with --from or --megatron");
       flags->dry_run = true;
       flags->convert.set_list_tensors(true);
       if (flags->from.empty()) {
         flags->convert.set_action(v1::CONVERT_ACTION_IMPORT);
         flags->convert.set_hugging_face(AbsoluteModel(words->hugging_face));
+        flags->convert.set_megatron(Absolute(words->megatron));
+        flags->convert.set_like(Absolute(words->like));
         flags->name = "inspect-" + client::MakeRequestId();
       } else {
         flags->convert.set_action(v1::CONVERT_ACTION_EXPORT);
@@ -194,7 +216,8 @@ void AddInspect(CLI::App* convert, Session* session) {
 }  // namespace
 
 void AddConvert(CLI::App* app, Session* session) {
-  auto* convert = app->add_subcommand("convert", "Hugging Face models to checkpoints and back, as jobs");
+  auto* convert =
+      app->add_subcommand("convert", "Hugging Face models and Megatron-LM checkpoints to checkpoints and back, as jobs");
   convert->require_subcommand(1);
   AddImport(convert, session);
   AddExport(convert, session);
@@ -204,7 +227,8 @@ void AddConvert(CLI::App* app, Session* session) {
       "Examples:\n"
       "  mbctl convert import --hf /models/llama --to base --wait\n"
       "  mbctl submit --hf /models/llama --start fork --from base@0 --weights-only -n tuned\n"
-      "  mbctl convert export --from tuned@1000 --hf /checkpoints/tuned-hf --wait");
+      "  mbctl convert export --from tuned@1000 --hf /checkpoints/tuned-hf --wait\n"
+      "  mbctl convert import --megatron /checkpoints/gpt --to gpt --wait");
 }
 
 }  // namespace mbridge::mbctl

@@ -1,22 +1,19 @@
 // Our checkpoint to Hugging Face.
 #include <algorithm>
 #include <filesystem>
-#include <set>
 
 #include <fmt/format.h>
 
-#include "absl/strings/str_join.h"
 #include "engine/bridge/conversion.h"
 #include "engine/bridge/conversion_parts.h"
 #include "engine/bridge/element_type.h"
 #include "engine/bridge/exported_tensors.h"
+#include "engine/bridge/output_directory.h"
 #include "engine/core/file.h"
 #include "engine/core/safetensors_writer.h"
 
 namespace mbridge {
 namespace {
-
-constexpr const char* kFingerprintName = "fingerprint";
 
 struct OutputFile {
   std::string name;
@@ -45,64 +42,29 @@ class Exporter {
       : options_(options), observer_(observer), source_(*source), files_(PlanFiles(source->tensors(), options.shard_bytes)) {}
 
   absl::StatusOr<ExportedModel> Run() {
-    const std::string parent = ParentDirectory(options_.path);
-    temporary_ = fmt::format("{}/.tmp-{}", parent, std::filesystem::path(options_.path).filename().string());
-    if (std::error_code error; std::filesystem::exists(options_.path, error) || error) {
-      return MakeStatus(absl::StatusCode::kAlreadyExists, v1::REASON_INVALID_REQUEST,
-                        fmt::format("{} exists already", options_.path));
-    }
-    MB_RETURN_IF_ERROR(MakeDirectories(parent));
-    MB_RETURN_IF_ERROR(TakeOver());
+    MB_ASSIGN_OR_RETURN(const OutputDirectory output,
+                        OutputDirectory::Open(options_.path, source_.Fingerprint(options_.shard_bytes)));
     for (const OutputFile& file : files_) {
+      const auto tensors = static_cast<int64_t>(file.tensors.size());
       progress_.total_bytes += file.bytes;
-      progress_.total_tensors += static_cast<int64_t>(file.tensors.size());
+      progress_.total_tensors += tensors;
+      if (!output.Has(file.name)) continue;
+      progress_.bytes += file.bytes;
+      progress_.tensors += tensors;
     }
-    MB_RETURN_IF_ERROR(CheckRoom(parent));
+    MB_RETURN_IF_ERROR(output.CheckRoom(progress_.total_bytes - progress_.bytes));
     for (const OutputFile& file : files_) {
-      if (done_.contains(file.name)) continue;
-      MB_RETURN_IF_ERROR(WriteFile(file));
+      if (!output.Has(file.name)) MB_RETURN_IF_ERROR(WriteFile(output, file));
     }
-    MB_RETURN_IF_ERROR(WriteRest());
-    MB_RETURN_IF_ERROR(RemoveAll(temporary_ + "/" + kFingerprintName));
-    MB_RETURN_IF_ERROR(SyncDirectory(temporary_));
-    MB_RETURN_IF_ERROR(RenameDurably(temporary_, options_.path));
+    MB_RETURN_IF_ERROR(WriteRest(output));
+    MB_RETURN_IF_ERROR(output.Commit());
     return ExportedModel{options_.path, progress_.total_bytes, static_cast<int>(progress_.total_tensors),
                          static_cast<int>(files_.size())};
   }
 
  private:
-  // Data files get their name when they are whole, so that those that are there need not be written again.
-  absl::Status TakeOver() {
-    const std::string fingerprint = source_.Fingerprint(options_.shard_bytes);
-    const std::string mark = temporary_ + "/" + kFingerprintName;
-    const absl::StatusOr<std::string> known = ReadWholeFile(mark, 4096);
-    if (!known.ok() || *known != fingerprint) {
-      MB_RETURN_IF_ERROR(RemoveAll(temporary_));
-      MB_RETURN_IF_ERROR(MakeDirectories(temporary_));
-      return WriteFileDurably(mark, fingerprint);
-    }
-    for (const OutputFile& file : files_) {
-      std::error_code error;
-      if (!std::filesystem::exists(temporary_ + "/" + file.name, error)) continue;
-      done_.insert(file.name);
-      progress_.bytes += file.bytes;
-      progress_.tensors += static_cast<int64_t>(file.tensors.size());
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status CheckRoom(const std::string& parent) const {
-    constexpr int64_t kSlackBytes = int64_t{16} << 20;
-    MB_ASSIGN_OR_RETURN(const int64_t free_bytes, FreeDiskBytes(temporary_));
-    const int64_t missing = progress_.total_bytes - progress_.bytes + kSlackBytes;
-    if (free_bytes >= missing) return absl::OkStatus();
-    return MakeStatus(absl::StatusCode::kResourceExhausted, v1::REASON_DISK_FULL,
-                      fmt::format("the model needs {} bytes more, {} has {} free", missing, parent, free_bytes));
-  }
-
-  absl::Status WriteFile(const OutputFile& file) {
-    const std::string path = temporary_ + "/" + file.name, unfinished = path + ".part";
-    MB_RETURN_IF_ERROR(RemoveAll(unfinished));
+  absl::Status WriteFile(const OutputDirectory& output, const OutputFile& file) {
+    MB_ASSIGN_OR_RETURN(const std::string unfinished, output.Begin(file.name));
     MB_ASSIGN_OR_RETURN(SafetensorsWriter writer, SafetensorsWriter::Create(unfinished, file.tensors, {{"format", "pt"}}));
     std::map<std::string, size_t> places;
     for (size_t i = 0; i < file.tensors.size(); ++i) places[file.tensors[i].name] = i;
@@ -124,23 +86,23 @@ class Exporter {
       if (observer_.progress != nullptr) observer_.progress(progress_);
     }
     MB_RETURN_IF_ERROR(writer.Finish());
-    return RenameDurably(unfinished, path);
+    return output.Finish(file.name);
   }
 
-  absl::Status WriteRest() {
+  absl::Status WriteRest(const OutputDirectory& output) {
     if (files_.size() > 1) {
       std::map<std::string, std::string> sorted;
       for (const OutputFile& file : files_) {
         for (const SafetensorsTensor& tensor : file.tensors) sorted[tensor.name] = file.name;
       }
       const nlohmann::json index = {{"metadata", {{"total_size", progress_.total_bytes}}}, {"weight_map", sorted}};
-      MB_RETURN_IF_ERROR(WriteFileDurably(temporary_ + "/" + kIndexName, index.dump(2) + "\n"));
+      MB_RETURN_IF_ERROR(WriteFileDurably(output.PathOf(kIndexName), index.dump(2) + "\n"));
     }
-    MB_RETURN_IF_ERROR(WriteFileDurably(temporary_ + "/config.json", source_.ConfigText()));
+    MB_RETURN_IF_ERROR(WriteFileDurably(output.PathOf("config.json"), source_.ConfigText()));
     for (const std::string& side_file : source_.side_files()) {
       constexpr int64_t kMaxSideFile = int64_t{1} << 30;
       MB_ASSIGN_OR_RETURN(const std::string content, ReadWholeFile(side_file, kMaxSideFile));
-      MB_RETURN_IF_ERROR(WriteFileDurably(temporary_ + "/" + std::filesystem::path(side_file).filename().string(), content));
+      MB_RETURN_IF_ERROR(WriteFileDurably(output.PathOf(std::filesystem::path(side_file).filename().string()), content));
     }
     return absl::OkStatus();
   }
@@ -149,8 +111,6 @@ class Exporter {
   const ConversionObserver& observer_;
   ExportSource& source_;
   std::vector<OutputFile> files_;
-  std::string temporary_;
-  std::set<std::string> done_;
   ConversionProgress progress_;
 };
 

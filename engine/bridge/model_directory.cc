@@ -48,22 +48,6 @@ bool EndsWithAny(const std::string& name, std::initializer_list<std::string_view
   return std::any_of(ends.begin(), ends.end(), [&](std::string_view end) { return name.ends_with(end); });
 }
 
-// The file behind links must lie beneath one of the roots.
-absl::Status CheckRoots(const std::string& path, const AllowedRoots& roots) {
-  if (roots.empty()) return absl::OkStatus();
-  std::error_code error;
-  const fs::path real = fs::canonical(path, error);
-  if (error) return FileError(error.value(), "follow", path);
-  for (const std::string& root : roots) {
-    const fs::path base = fs::weakly_canonical(root, error);
-    const fs::path relative = real.lexically_relative(base);
-    if (!relative.empty() && *relative.begin() != "..") return absl::OkStatus();
-  }
-  return MakeStatus(absl::StatusCode::kPermissionDenied, v1::REASON_PATH_OUTSIDE_ROOTS,
-                    fmt::format("{} leads to {}, which is beneath none of the allowed roots: {}", path, real.string(),
-                                absl::StrJoin(roots, ", ")));
-}
-
 std::string FirstOf(const std::vector<std::string>& names) {
   constexpr size_t kShown = 8;
   std::vector<std::string> shown(names.begin(), names.begin() + std::min(names.size(), kShown));
@@ -102,6 +86,21 @@ std::string Snapshot(const std::string& repository) {
 }
 
 }  // namespace
+
+absl::Status CheckRoots(const std::string& path, const AllowedRoots& roots) {
+  if (roots.empty()) return absl::OkStatus();
+  std::error_code error;
+  const fs::path real = fs::canonical(path, error);
+  if (error) return FileError(error.value(), "follow", path);
+  for (const std::string& root : roots) {
+    const fs::path base = fs::weakly_canonical(root, error);
+    const fs::path relative = real.lexically_relative(base);
+    if (!relative.empty() && *relative.begin() != "..") return absl::OkStatus();
+  }
+  return MakeStatus(absl::StatusCode::kPermissionDenied, v1::REASON_PATH_OUTSIDE_ROOTS,
+                    fmt::format("{} leads to {}, which is beneath none of the allowed roots: {}", path, real.string(),
+                                absl::StrJoin(roots, ", ")));
+}
 
 absl::StatusOr<std::string> FindModelDirectory(const std::string& directory_or_name) {
   std::error_code error;

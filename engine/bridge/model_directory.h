@@ -18,6 +18,9 @@ inline constexpr const char* kIndexName = "model.safetensors.index.json";
 // Directories that may be read; empty: all. Symbolic links count as where they lead.
 using AllowedRoots = std::vector<std::string>;
 
+// The file behind links must lie beneath one of the roots: PERMISSION_DENIED (PATH_OUTSIDE_ROOTS).
+absl::Status CheckRoots(const std::string& path, const AllowedRoots& roots);
+
 // A directory as it is, or "org/name" of the local hub cache (HF_HUB_CACHE, HF_HOME/hub or ~/.cache/huggingface/hub): the
 // snapshot of its main branch, else its only one. NOT_FOUND (INVALID_REQUEST) tells the command that downloads it.
 absl::StatusOr<std::string> FindModelDirectory(const std::string& directory_or_name);

@@ -2,45 +2,34 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <set>
 #include <tuple>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/host_chunks.h"
 #include "engine/core/failpoint.h"
 #include "engine/core/file.h"
+#include "engine/core/safetensors_writer.h"
 #include "proto/rpc/status_details.h"
 
 namespace mbridge {
 namespace {
 
-using nlohmann::json;
-
-constexpr size_t kMaxHeaderBytes = 100'000'000;  // The limit of other safetensors readers.
-
 // The first part of a tensor has its name, further parts also say where they begin.
-std::string HeaderOf(const CheckpointMeta& meta, const std::vector<const CheckpointTensor*>& tensors) {
-  json header = {{"__metadata__", {{"format", "mbridge-checkpoint"}, {"step", std::to_string(meta.step)}}}};
-  int64_t offset = 0;
-  for (const CheckpointTensor* entry : tensors) {
-    json shape = json::array();
-    for (int axis = 0; axis < entry->tensor.shape.rank(); ++axis) shape.push_back(entry->tensor.shape[axis]);
-    const int64_t end = offset + static_cast<int64_t>(entry->tensor.bytes());
-    std::string key = entry->name;
-    if (header.contains(key)) key = fmt::format("{}@{}.{}", key, entry->shard_begin, entry->flat_begin);
-    header[key] = {{"dtype", std::string(NameOf(entry->tensor.dtype))}, {"shape", shape}, {"data_offsets", {offset, end}}};
-    offset = end;
+std::string HeaderOf(const CheckpointMeta& meta, const std::vector<const CheckpointTensor*>& entries) {
+  std::vector<SafetensorsTensor> tensors;
+  std::set<std::string> names;
+  for (const CheckpointTensor* entry : entries) {
+    SafetensorsTensor tensor{
+        entry->name, std::string(NameOf(entry->tensor.dtype)), {}, static_cast<int64_t>(entry->tensor.bytes())};
+    if (!names.insert(tensor.name).second)
+      tensor.name = fmt::format("{}@{}.{}", entry->name, entry->shard_begin, entry->flat_begin);
+    for (int axis = 0; axis < entry->tensor.shape.rank(); ++axis) tensor.shape.push_back(entry->tensor.shape[axis]);
+    tensors.push_back(std::move(tensor));
   }
-  std::string text = header.dump(-1, ' ', false, json::error_handler_t::replace);
-  text.resize((text.size() + 7) / 8 * 8, ' ');
-  const uint64_t length = text.size();
-  std::string prefixed(sizeof(length), '\0');
-  std::memcpy(prefixed.data(), &length, sizeof(length));
-  return prefixed + text;
+  return SafetensorsHeader(tensors, {{"format", "mbridge-checkpoint"}, {"step", std::to_string(meta.step)}});
 }
 
 template <class T> bool AllFinite(const void* data, size_t bytes) {
@@ -95,10 +84,10 @@ absl::StatusOr<Manifest> WriteShardFile(const std::string& directory, const std:
     }
   }
   const std::string header = HeaderOf(meta, tensors);
-  if (header.size() > kMaxHeaderBytes) {
-    return MakeStatus(
-        absl::StatusCode::kInternal, v1::REASON_CHECKPOINT_IO_ERROR,
-        fmt::format("the header of {} would have {} bytes, at most {} are readable", name, header.size(), kMaxHeaderBytes));
+  if (header.size() > SafetensorsWriter::kMaxHeaderBytes) {
+    return MakeStatus(absl::StatusCode::kInternal, v1::REASON_CHECKPOINT_IO_ERROR,
+                      fmt::format("the header of {} would have {} bytes, at most {} are readable", name, header.size(),
+                                  SafetensorsWriter::kMaxHeaderBytes));
   }
   MB_ASSIGN_OR_RETURN(FileWriter writer, FileWriter::Create(directory + "/" + name));
   MB_RETURN_IF_ERROR(writer.Write(header));

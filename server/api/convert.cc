@@ -33,10 +33,16 @@ std::vector<FieldViolation> CheckConvertFields(const v1::JobSpec& spec, bool val
   if (!spec.recipe().empty() || !spec.config_yaml().empty() || spec.overrides_size() > 0) {
     wrong.push_back({"spec.recipe", "a conversion has no recipe, configuration file or overrides"});
   }
+  const bool megatron = !convert.megatron().empty();
+  if (megatron && !convert.hugging_face().empty()) {
+    wrong.push_back({"spec.convert.megatron", "and hugging_face are both given: give one of them"});
+  } else if (megatron && !convert.megatron().starts_with('/')) {
+    wrong.push_back({"spec.convert.megatron", fmt::format("'{}' is not an absolute path", convert.megatron())});
+  }
   const std::string& model = convert.hugging_face();
   const bool may_be_name = convert.action() != v1::CONVERT_ACTION_EXPORT;
   const bool needs_model = !(convert.list_tensors() && convert.action() == v1::CONVERT_ACTION_EXPORT);
-  if (needs_model && !model.starts_with('/') && !(may_be_name && IsModelName(model))) {
+  if (needs_model && !megatron && !model.starts_with('/') && !(may_be_name && IsModelName(model))) {
     wrong.push_back(
         {"spec.convert.hugging_face", fmt::format("'{}' is not an absolute path{}", model, may_be_name ? " or org/name" : "")});
   }
@@ -78,8 +84,10 @@ absl::Status PrepareConvert(const ConvertRoots& roots, v1::Job* job) {
   };
   if (convert->action() == v1::CONVERT_ACTION_EXPORT) {
     check("spec.convert.hugging_face", convert->hugging_face(), roots.checkpoint_roots);
+    check("spec.convert.megatron", convert->megatron(), roots.checkpoint_roots);
   } else {
     check_read("spec.convert.hugging_face", convert->hugging_face());
+    check_read("spec.convert.megatron", convert->megatron());
   }
   check_read("spec.convert.like", convert->like());
   check_read("spec.convert.logits", convert->logits());

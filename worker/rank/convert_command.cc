@@ -4,12 +4,14 @@
 
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <map>
 
 #include <google/protobuf/text_format.h>
 
 #include "absl/strings/str_join.h"
 #include "engine/bridge/conversion.h"
+#include "engine/megatron/conversion.h"
 #include "engine/train/model_keys.h"
 #include "engine/train/throw_status.h"
 #include "engine/train/training_plan.h"
@@ -81,10 +83,16 @@ std::string ConfigTextOf(const GptConfig& model) {
   return text;
 }
 
-// The model of a checkpoint that was trained here; none when its configuration does not tell.
-std::optional<GptConfig> TrainedModel(const std::string& checkpoint, const std::string& manifest_hash) {
+bool HasSourceRecord(const std::string& checkpoint) {
+  std::error_code error;
+  return std::filesystem::exists(fmt::format("{}/{}", checkpoint, kHuggingFaceFolder), error);
+}
+
+// The model of a checkpoint as its configuration says; none when it does not tell, or was imported with its config.json beside
+// it.
+std::optional<GptConfig> ConfiguredModel(const std::string& checkpoint, const std::string& manifest_hash) {
   const CheckpointMeta meta = Take(ReadCheckpointMeta(checkpoint, manifest_hash));
-  if (meta.step == 0) return std::nullopt;  // As imported: its config.json is beside it.
+  if (meta.step == 0 && HasSourceRecord(checkpoint)) return std::nullopt;
   v1::ConfigContainer config;
   if (!google::protobuf::TextFormat::ParseFromString(meta.config_text, &config)) return std::nullopt;
   const absl::StatusOr<GptConfig> model = ModelOf(config);
@@ -113,13 +121,56 @@ ExportOptions ToExport(const v1::RankSpec& spec) {
   options.manifest_hash = spec.expected_manifest_hash();
   options.path = convert.hugging_face();
   options.like = convert.like();
+  // An ancestor that came from Megatron-LM has no config.json.
+  if (ReadCheckpointMeta(options.like).ok() && !HasSourceRecord(options.like)) options.like.clear();
   options.model_type = convert.model_type();
   options.roots.assign(spec.convert().allowed_roots().begin(), spec.convert().allowed_roots().end());
   options.dtype = TypeNamed(convert.dtype());
   options.vocab_size = convert.vocab_size();
   if (convert.shard_bytes() > 0) options.shard_bytes = convert.shard_bytes();
-  options.model = TrainedModel(options.checkpoint, options.manifest_hash);
+  options.model = ConfiguredModel(options.checkpoint, options.manifest_hash);
   return options;
+}
+
+MegatronImportOptions ToMegatronImport(const v1::RankSpec& spec) {
+  const ImportOptions common = ToImport(spec);
+  MegatronImportOptions options;
+  options.source = spec.convert().megatron();
+  options.path = common.path;
+  options.roots = common.roots;
+  options.like = spec.convert().like();
+  options.dtype = common.dtype;
+  options.meta = common.meta;
+  options.config_text = common.config_text;
+  return options;
+}
+
+MegatronExportOptions ToMegatronExport(const v1::RankSpec& spec) {
+  MegatronExportOptions options;
+  options.checkpoint = spec.load_checkpoint_path();
+  options.manifest_hash = spec.expected_manifest_hash();
+  options.path = spec.convert().megatron();
+  options.dtype = TypeNamed(spec.convert().dtype());
+  options.model = ConfiguredModel(options.checkpoint, options.manifest_hash);
+  return options;
+}
+
+absl::StatusOr<ConversionPlan> PlanOf(const v1::RankSpec& spec) {
+  const bool megatron = !spec.convert().megatron().empty();
+  if (spec.convert().action() == v1::CONVERT_ACTION_IMPORT)
+    return megatron ? PlanMegatronImport(ToMegatronImport(spec)) : PlanImport(ToImport(spec));
+  return megatron ? PlanMegatronExport(ToMegatronExport(spec)) : PlanExport(ToExport(spec));
+}
+
+absl::StatusOr<SavedCheckpoint> ImportTo(const std::string& path, const v1::RankSpec& spec, const ConversionObserver& observer) {
+  if (!spec.convert().megatron().empty()) {
+    MegatronImportOptions options = ToMegatronImport(spec);
+    options.path = path;
+    return RunMegatronImport(options, observer);
+  }
+  ImportOptions options = ToImport(spec);
+  options.path = path;
+  return RunImport(options, observer);
 }
 
 // Tells about progress at the start, then at most every few seconds.
@@ -188,7 +239,7 @@ std::string VerifyOutcome(const VerifiedConversion& verified) {
 }
 
 v1::RankResult Import(const v1::RankSpec& spec, EventSink* sink, const ConversionObserver& observer) {
-  const SavedCheckpoint saved = Take(RunImport(ToImport(spec), observer));
+  const SavedCheckpoint saved = Take(ImportTo(ToImport(spec).path, spec, observer));
   v1::Checkpoint checkpoint;
   checkpoint.set_run_name(spec.run_name());
   checkpoint.set_job_id(spec.job_id());
@@ -204,7 +255,9 @@ v1::RankResult Import(const v1::RankSpec& spec, EventSink* sink, const Conversio
 }
 
 v1::RankResult Export(const v1::RankSpec& spec, const ConversionObserver& observer) {
-  const ExportedModel exported = Take(RunExport(ToExport(spec), observer));
+  const bool megatron = !spec.convert().megatron().empty();
+  const ExportedModel exported =
+      Take(megatron ? RunMegatronExport(ToMegatronExport(spec), observer) : RunExport(ToExport(spec), observer));
   v1::RankResult result;
   result.set_reason(v1::REASON_COMPLETED);
   result.set_detail(
@@ -212,14 +265,29 @@ v1::RankResult Export(const v1::RankSpec& spec, const ConversionObserver& observ
   return result;
 }
 
-v1::RankResult Verify(const v1::RankSpec& spec, const ConversionObserver& observer) {
+VerifiedConversion CompareWithMegatron(const v1::RankSpec& spec, const ConversionObserver& observer) {
+  MegatronVerifyOptions options;
+  options.checkpoint = spec.load_checkpoint_path();
+  options.manifest_hash = spec.expected_manifest_hash();
+  options.source = spec.convert().megatron();
+  options.like = spec.convert().like();
+  options.roots.assign(spec.convert().allowed_roots().begin(), spec.convert().allowed_roots().end());
+  return Take(VerifyMegatronConversion(options, observer));
+}
+
+VerifiedConversion CompareWithHuggingFace(const v1::RankSpec& spec, const ConversionObserver& observer) {
   VerifyConversionOptions options;
   options.checkpoint = spec.load_checkpoint_path();
   options.manifest_hash = spec.expected_manifest_hash();
   options.source = spec.convert().hugging_face();
   options.roots.assign(spec.convert().allowed_roots().begin(), spec.convert().allowed_roots().end());
   options.logits = spec.convert().logits();
-  const VerifiedConversion verified = Take(VerifyConversion(options, observer));
+  return Take(VerifyConversion(options, observer));
+}
+
+v1::RankResult Verify(const v1::RankSpec& spec, const ConversionObserver& observer) {
+  const VerifiedConversion verified =
+      spec.convert().megatron().empty() ? CompareWithHuggingFace(spec, observer) : CompareWithMegatron(spec, observer);
   v1::RankResult result;
   const bool logits_differ = verified.logits_difference.value_or(0.0) > 1e-4;
   result.set_reason(verified.different.empty() && !logits_differ ? v1::REASON_COMPLETED : v1::REASON_DATA_ERROR);
@@ -261,21 +329,21 @@ v1::RankResult RunConversion(const v1::RankSpec& spec, EventSink* sink, const st
 
 void CheckConversion(const v1::RankSpec& spec, v1::PreflightResult* result) {
   const v1::ConvertAction action = spec.convert().action();
-  constexpr const char* kModelField = "spec.convert.hugging_face";
+  const char* const model_field = spec.convert().megatron().empty() ? "spec.convert.hugging_face" : "spec.convert.megatron";
   if (action == v1::CONVERT_ACTION_RECIPE) {
     const AllowedRoots roots(spec.convert().allowed_roots().begin(), spec.convert().allowed_roots().end());
     const absl::StatusOr<std::string> recipe = RecipeOfModel(spec.convert().hugging_face(), roots, 0);
     if (recipe.ok())
       result->set_config_yaml(*recipe);
     else
-      AddProblems(recipe.status(), kModelField, ReasonWithout(recipe.status()), result);
+      AddProblems(recipe.status(), model_field, ReasonWithout(recipe.status()), result);
     return;
   }
   const bool import = action == v1::CONVERT_ACTION_IMPORT;
   if (!import && action != v1::CONVERT_ACTION_EXPORT) return;  // Verifying reads both sides whole anyway.
-  const absl::StatusOr<ConversionPlan> plan = import ? PlanImport(ToImport(spec)) : PlanExport(ToExport(spec));
+  const absl::StatusOr<ConversionPlan> plan = PlanOf(spec);
   if (!plan.ok()) {
-    AddProblems(InFieldsOfRequest(plan.status()), import ? kModelField : kCheckpointField, ReasonWithout(plan.status()), result);
+    AddProblems(InFieldsOfRequest(plan.status()), import ? model_field : kCheckpointField, ReasonWithout(plan.status()), result);
     return;
   }
   if (spec.convert().list_tensors()) {
@@ -286,29 +354,36 @@ void CheckConversion(const v1::RankSpec& spec, v1::PreflightResult* result) {
 
 struct ConvertCommand::Flags {
   v1::ConvertSpec spec;
-  std::string hugging_face, checkpoint, dtype, like, model_type, logits, path;
+  std::string hugging_face, megatron, checkpoint, dtype, like, model_type, logits, path;
   int64_t vocab_multiple = 1, vocab_size = 0, shard_bytes = 0, seq_length = 0;
   bool dry_run = false;
 };
 
 ConvertCommand::ConvertCommand(CLI::App* app) : flags_(std::make_unique<Flags>()) {
   Flags* flags = flags_.get();
-  CLI::App* convert = app->add_subcommand("convert", "Hugging Face models to checkpoints and back, without a coordinator");
+  CLI::App* convert = app->add_subcommand(
+      "convert", "Hugging Face models and Megatron-LM checkpoints to checkpoints and back, without a coordinator");
   convert->require_subcommand(1);
   const auto add_type = [flags](CLI::App* command) {
     command->add_option("--dtype", flags->dtype, "Type of the floating-point tensors; default: as in the source")
         ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
     command->add_flag("--dry-run", flags->dry_run, "Check everything and tell what would be done");
   };
-  import_ = convert->add_subcommand("import", "Hugging Face model to a checkpoint");
-  import_->add_option("--hf", flags->hugging_face, "Directory, or org/name of the local hub cache")->required();
+  const auto add_model = [flags](CLI::App* command, const char* hugging_face, const char* megatron) {
+    auto* model = command->add_option_group("model")->require_option(1);
+    model->add_option("--hf", flags->hugging_face, hugging_face)->type_name("DIR");
+    model->add_option("--megatron", flags->megatron, megatron)->type_name("DIR");
+  };
+  import_ = convert->add_subcommand("import", "Hugging Face model or Megatron-LM checkpoint to a checkpoint");
+  add_model(import_, "Directory, or org/name of the local hub cache", "Megatron-LM checkpoint, torch_dist or torch");
+  import_->add_option("--like", flags->like, "With --megatron: Hugging Face model whose config.json says what the model is");
   import_->add_option("--to", flags->checkpoint, "New checkpoint directory")->required();
   import_->add_option("--vocab-multiple", flags->vocab_multiple, "Pad the vocabulary with zero rows to a multiple")
       ->check(CLI::PositiveNumber);
   add_type(import_);
-  export_ = convert->add_subcommand("export", "Checkpoint to a Hugging Face model");
+  export_ = convert->add_subcommand("export", "Checkpoint to a Hugging Face model or a Megatron-LM checkpoint");
   export_->add_option("--from", flags->checkpoint, "Checkpoint directory")->required();
-  export_->add_option("--hf", flags->hugging_face, "New directory")->required();
+  add_model(export_, "New directory", "New directory, of a Megatron-LM checkpoint in the torch_dist format");
   export_->add_option("--like", flags->like,
                       "Model or imported checkpoint that gives config.json and tokenizer; default: the checkpoint itself");
   export_->add_option("--model-type", flags->model_type, "Family, for a checkpoint that was not imported and without --like");
@@ -318,11 +393,13 @@ ConvertCommand::ConvertCommand(CLI::App* app) : flags_(std::make_unique<Flags>()
   add_type(export_);
   verify_ = convert->add_subcommand("verify", "Compare a checkpoint with the model that it was imported from, bit for bit");
   verify_->add_option("--from", flags->checkpoint, "Checkpoint directory")->required();
-  verify_->add_option("--hf", flags->hugging_face, "Directory, or org/name of the local hub cache")->required();
+  add_model(verify_, "Directory, or org/name of the local hub cache", "Megatron-LM checkpoint, torch_dist or torch");
+  verify_->add_option("--like", flags->like, "With --megatron: as for import");
   verify_->add_option("--logits", flags->logits,
                       "safetensors with input_ids [b, s] and logits [b, s, vocabulary] to compare with too");
   inspect_ = convert->add_subcommand("inspect", "Tensors, types, sizes and the mapping that a conversion would use");
-  inspect_->add_option("path", flags->path, "Hugging Face directory, org/name, or checkpoint directory")->required();
+  inspect_->add_option("path", flags->path, "Hugging Face directory, org/name, Megatron-LM checkpoint, or checkpoint directory")
+      ->required();
   inspect_->add_option("--like", flags->like, "As for export");
   recipe_ = convert->add_subcommand("recipe", "The model as a configuration file for mbctl submit --config");
   recipe_->add_option("--hf", flags->hugging_face, "Directory, or org/name of the local hub cache")->required();
@@ -338,6 +415,8 @@ int ConvertCommand::Run() {
     v1::RankSpec spec;
     v1::ConvertSpec& convert = *spec.mutable_convert();
     convert.set_hugging_face(flags.hugging_face);
+    convert.set_megatron(flags.megatron);
+    convert.set_action(export_->parsed() ? v1::CONVERT_ACTION_EXPORT : v1::CONVERT_ACTION_IMPORT);
     convert.set_dtype(flags.dtype);
     convert.set_vocab_multiple(flags.vocab_multiple);
     convert.set_like(flags.like);
@@ -354,9 +433,15 @@ int ConvertCommand::Run() {
     }
     if (inspect_->parsed()) {
       const bool is_checkpoint = ReadCheckpointMeta(flags.path).ok();
-      convert.set_hugging_face(is_checkpoint ? "" : flags.path);
-      spec.set_load_checkpoint_path(flags.path);
-      const ConversionPlan plan = Take(is_checkpoint ? PlanExport(ToExport(spec)) : PlanImport(ToImport(spec)));
+      if (is_checkpoint) {
+        convert.set_action(v1::CONVERT_ACTION_EXPORT);
+        spec.set_load_checkpoint_path(flags.path);
+      } else if (LooksLikeMegatron(flags.path)) {
+        convert.set_megatron(flags.path);
+      } else {
+        convert.set_hugging_face(flags.path);
+      }
+      const ConversionPlan plan = Take(PlanOf(spec));
       for (const std::string& line : TensorLines(plan)) std::printf("%s\n", line.c_str());
       for (const std::string& line : Summary(plan)) std::printf("%s\n", line.c_str());
       return done;
@@ -370,18 +455,12 @@ int ConvertCommand::Run() {
     const ConversionObserver observer{.progress = std::ref(lines), .stop = InstallStopHandler()};
     if (verify_->parsed()) {
       done = Verify(spec, observer);
-    } else if (import_->parsed()) {
-      ImportOptions options = ToImport(spec);
-      options.path = flags.checkpoint;
-      if (flags.dry_run) {
-        for (const std::string& line : Summary(Take(PlanImport(options)))) std::printf("%s\n", line.c_str());
-        return done;
-      }
-      const SavedCheckpoint saved = Take(RunImport(options, observer));
-      done.set_detail(fmt::format("imported {} to {}", Plural(saved.tensors, "tensor"), saved.path));
     } else if (flags.dry_run) {
-      for (const std::string& line : Summary(Take(PlanExport(ToExport(spec))))) std::printf("%s\n", line.c_str());
+      for (const std::string& line : Summary(Take(PlanOf(spec)))) std::printf("%s\n", line.c_str());
       return done;
+    } else if (import_->parsed()) {
+      const SavedCheckpoint saved = Take(ImportTo(flags.checkpoint, spec, observer));
+      done.set_detail(fmt::format("imported {} to {}", Plural(saved.tensors, "tensor"), saved.path));
     } else {
       done = Export(spec, observer);
     }
