@@ -406,7 +406,8 @@ void GptModel::Impl::Backward(const Step& step, const DeviceMicrobatch& batch) {
   const Tensor head_grad = PartialSum(step, a.gradient);
   Convert(step.context, a.head.input_grad.View(head_grad.shape), step.precision, head_grad);
   SumPartial(step, head_grad, a.gradient);
-  final_norm.Backward(step, weights, a.gradient, a.last_hidden, a.final_norm, {}, a.gradient);
+  final_norm.Backward(step, weights, a.gradient, a.last_hidden, a.final_norm, {}, a.gradient,
+                      StreamGradientMaximum(step, a.gradient));
   bool newest = true;  // The last group's activations are still there from forward.
   for (size_t g = a.groups.size(); g-- > 0;) {
     const LayerGroup& group = a.groups[g];
@@ -626,13 +627,18 @@ void GptModel::OnWeightsChanged() {
   impl_->narrow->OnWeightsChanged(impl_->weights);
 }
 
-void GptModel::UpdateScales(Communicator* ranks) { impl_->narrow->UpdateScales(ranks); }
+void GptModel::UpdateScales(Communicator* ranks) {
+  if (impl_->narrow->UpdateScales(ranks)) impl_->recording = {};  // The first scales: a graph knows only how to do without.
+}
 
 bool GptModel::HasNarrowProducts() const { return impl_->narrow->takes_codes(); }
 
 std::vector<std::pair<std::string, Tensor>> GptModel::StateTensors() const { return impl_->narrow->StateTensors(); }
 
-void GptModel::OnStateRestored() { impl_->narrow->Restored(); }
+void GptModel::OnStateRestored() {
+  impl_->narrow->Restored();
+  impl_->recording = {};
+}
 
 void GptModel::AddForwardBackward(const HostMicrobatch& batch, float grad_scale, RngStreams* streams) {
   AddForwardBackwards({&batch, 1}, grad_scale, streams);
@@ -655,7 +661,8 @@ void GptModel::AddForwardBackwards(std::span<const HostMicrobatch> batches, floa
 
 void GptModel::UseGraphs(Graphs graphs, int microbatches, int64_t warm_up) {
   Impl& m = *impl_;
-  if (m.context.device == DeviceType::kCpu) return;
+  // A graph would repeat the draws of stochastic rounding.
+  if (m.context.device == DeviceType::kCpu || m.config.low_precision.recipe == ScalingRecipe::kNvfp4) return;
   m.graphs = graphs;
   m.calls_before_graphs = warm_up;
   m.recording = {};
@@ -712,12 +719,13 @@ int64_t GptModel::ActivationBytes() const {
 
 GptModel::MemoryPlan GptModel::PlanMemory(const ParameterStore& store, int micro_batch_size) const {
   const Impl& m = *impl_;
+  const int64_t narrow = m.narrow->Plan(m.config.seq_length * micro_batch_size);  // Before the records ask for it.
   Arena arena = Arena::Planning(m.context.device), again = Arena::Planning(m.context.device);
   const Activations a = Activations::Allocate(&arena, &again, m.StepFor(nullptr, micro_batch_size));
   const auto bytes = [](size_t count) { return static_cast<int64_t>(count); };
   MemoryPlan plan;
   plan.activations = bytes(a.kept_bytes + again.peak());
-  plan.scratch = bytes(arena.peak() - a.kept_bytes) + m.narrow->PlannedBytes(m.config.seq_length * micro_batch_size);
+  plan.scratch = bytes(arena.peak() - a.kept_bytes) + narrow;
   if (m.storage != store.dtype()) plan.weight_copies = store.PlannedElements() * bytes(SizeOf(m.storage));
   return plan;
 }

@@ -62,7 +62,8 @@ class GptModel {
   // Of what a GPU replays a CUDA graph: nothing, each microbatch, all those of a call together.
   enum class Graphs : uint8_t { kNone, kMicrobatch, kCall };
   // After Prepare. Graphs are recorded after `warm_up` calls of the two functions above, and again whenever grad_scale changes;
-  // the bits stay the same. `microbatches`: the most in a call. No effect on a CPU.
+  // the bits stay the same. `microbatches`: the most in a call. No effect on a CPU and with 4-bit
+  // layers.
   void UseGraphs(Graphs graphs, int microbatches, int64_t warm_up);
   // The loss of a microbatch without dropout and gradients joins the others; draws nothing.
   void AddEvaluation(const HostMicrobatch& batch);

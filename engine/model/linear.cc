@@ -23,7 +23,7 @@ void Linear::Backward(const Step& step, const Weights& weights, const Tensor& dy
   const auto input_gradient = [&] {
     const Tensor d_input = split == LinearSplit::kColumns ? PartialSum(step, dx) : dx;
     if (narrow >= 0) {
-      step.narrow->InputGradient(narrow, d_output, kept, d_input);
+      step.narrow->InputGradient(narrow, d_output, d_input);
     } else {
       Gemm(step.context, AsMatrix(d_output), AsMatrix(w), AsMatrix(d_input), {});
     }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -62,6 +63,7 @@ bool NarrowLinears::HasBlockProducts(int64_t tokens) const {
   for (const Layer& layer : layers_) {
     if (layer.out % kFp8Block != 0 || layer.in % kFp8Block != 0) return false;
   }
+  if (context_.device == DeviceType::kCuda && Fp8BlockProducts.cuda == nullptr) return true;  // A plan for another process.
   bool available = false;
   Fp8BlockProducts(context_, &available);
   return available;
@@ -101,13 +103,14 @@ void NarrowLinears::AllocateScratch(Arena* arena, int64_t tokens) {
   if (options_.weight_gradients) gradient_transposed_scales_ = blocks(max_out_);
 }
 
-int64_t NarrowLinears::PlannedBytes(int64_t tokens) const {
+int64_t NarrowLinears::Plan(int64_t tokens) {
   if (empty()) return 0;
+  block_codes_ = HasBlockProducts(tokens);
   NarrowLinears planned(options_, context_, storage_);
   planned.layers_ = layers_;
   planned.max_in_ = max_in_;
   planned.max_out_ = max_out_;
-  planned.block_codes_ = planned.HasBlockProducts(tokens);
+  planned.block_codes_ = block_codes_;
   Arena plan = Arena::Planning(context_.device);
   for (Layer& layer : planned.layers_) planned.AllocateCopies(&plan, &layer);
   planned.AllocateScratch(&plan, tokens);
@@ -159,6 +162,11 @@ NarrowInput NarrowLinears::AllocateInput(Arena* arena, int64_t tokens, int64_t i
 Tensor NarrowLinears::StartMaximum(const Tensor& scales) const {
   DeviceOf(context_.device).Zero(context_, scales.data, sizeof(float));
   return scales.Rows(0, 1);
+}
+
+Tensor NarrowLinears::StartGradientMaximum(const Tensor& dy) {
+  measured_gradient_ = dy.data;
+  return StartMaximum(gradient_scales_);
 }
 
 const float* NarrowLinears::QuantizeTensor(Role role, int layer, const Tensor& x, const Tensor& scales, const Tensor& codes,
@@ -218,15 +226,15 @@ void NarrowLinears::OnWeightsChanged(const Weights& weights) {
   }
 }
 
-void NarrowLinears::UpdateScales(Communicator* ranks) {
-  if (options_.recipe != ScalingRecipe::kDelayed || empty()) return;
+bool NarrowLinears::UpdateScales(Communicator* ranks) {
+  if (options_.recipe != ScalingRecipe::kDelayed || empty()) return false;
   for (const Role role : {Role::kInput, Role::kGradient}) {
     const DelayedScales& state = DelayedOf(role);
     if (ranks != nullptr && ranks->size() > 1) ranks->AllReduce(state.history.Rows(0, 1), ReduceOp::kMax);
     Fp8DelayedScales(context_, state.history, options_.most_recent, {.format = FormatOf(role), .margin = options_.margin},
                      state.scale, state.inverse);
   }
-  has_scales_ = true;
+  return !std::exchange(has_scales_, true);
 }
 
 void NarrowLinears::Forward(int layer, const Tensor& x, const NarrowInput& kept, bool training, const Tensor& y) {
@@ -244,7 +252,7 @@ void NarrowLinears::Forward(int layer, const Tensor& x, const NarrowInput& kept,
           AsMatrix(y), {.fast_accumulate = true});
 }
 
-void NarrowLinears::InputGradient(int layer, const Tensor& dy, const NarrowInput& kept, const Tensor& dx) {
+void NarrowLinears::InputGradient(int layer, const Tensor& dy, const Tensor& dx) {
   const Layer& l = layers_[layer];
   const Tensor rows = AsRows(dy);
   if (block_codes_) return BlockInputGradient(l, rows, dx);
@@ -254,8 +262,8 @@ void NarrowLinears::InputGradient(int layer, const Tensor& dy, const NarrowInput
   }
   const Tensor codes = Part(gradient_codes_, rows.shape);
   const Tensor transposed = options_.weight_gradients ? Part(gradient_transposed_, {rows.shape[1], rows.shape[0]}) : Tensor();
-  const float* inverse =
-      QuantizeTensor(Role::kGradient, layer, rows, gradient_scales_, codes, transposed, true, kept.gradient_measured);
+  const float* inverse = QuantizeTensor(Role::kGradient, layer, rows, gradient_scales_, codes, transposed, true,
+                                        std::exchange(measured_gradient_, nullptr) == dy.data);
   Fp8Gemm(context_, Codes(codes, FormatOf(Role::kGradient), inverse),
           Codes(l.backward_copy, Fp8Format::kE4M3, l.scales.as<float>() + 2), AsMatrix(dx), {});
 }

@@ -26,9 +26,7 @@ struct NarrowInput {
   Tensor codes;  // U8 [in, tokens], transposed; empty: backward takes the input itself.
   // F32. A scale for each tensor: [3], largest value, scale, 1 / scale. Blocks: those of `codes`.
   Tensor scales;
-  // Who made the input, or the gradient of the output, took its largest value already: into StartMaximum(scales or
-  // gradient_scales()).
-  bool input_measured = false, gradient_measured = false;
+  bool input_measured = false;  // Who makes the input takes its largest value: into StartMaximum(scales).
 };
 
 class NarrowLinears {
@@ -43,29 +41,31 @@ class NarrowLinears {
   // Memory for `tokens` tokens at once; the state of delayed scaling stays. Throws REASON_INVALID_CONFIG for tokens that make no
   // whole blocks, REASON_OUT_OF_MEMORY.
   void Prepare(int64_t tokens);
-  // What Prepare takes, without taking it.
-  int64_t PlannedBytes(int64_t tokens) const;
+  // The bytes that Prepare takes, without taking them.
+  int64_t Plan(int64_t tokens);
   int64_t bytes() const { return static_cast<int64_t>(memory_.capacity()); }
 
   // Whether backward needs no input but the codes. `whole`: the input is at hand wholly, not as this rank's part of it.
   bool KeepsCodes(bool whole) const { return takes_codes() && options_.weight_gradients && whole; }
-  // Whether products take 8-bit operands; otherwise they are emulated. Known after Prepare.
+  // Whether products take 8-bit operands; otherwise they are emulated. Known after Plan or Prepare.
   bool takes_codes() const { return options_.per_tensor() || block_codes_; }
   // Whether makers of inputs and gradients may measure them.
   bool TakesMaxima() const { return options_.recipe == ScalingRecipe::kCurrent; }
   Tensor StartMaximum(const Tensor& scales) const;
-  const Tensor& gradient_scales() const { return gradient_scales_; }
+  // Where the maker of the gradient `dy` takes its largest value; InputGradient of the same memory, if it comes next, uses it.
+  Tensor StartGradientMaximum(const Tensor& dy);
   NarrowInput AllocateInput(Arena* arena, int64_t tokens, int64_t in, bool whole) const;
 
   // Quantises the weights anew.
   void OnWeightsChanged(const Weights& weights);
-  // The end of an iteration: delayed scaling's scales from the largest values over `ranks`.
-  void UpdateScales(Communicator* ranks);
+  // The end of an iteration: delayed scaling's scales from the largest values over `ranks`. Whether those are its first, so that
+  // forward and backward go another way from now on.
+  bool UpdateScales(Communicator* ranks);
 
   // y [..., out] from x [..., in]. `training`: fills `kept` and takes part in delayed scaling.
   void Forward(int layer, const Tensor& x, const NarrowInput& kept, bool training, const Tensor& y);
   // dx from dy.
-  void InputGradient(int layer, const Tensor& dy, const NarrowInput& kept, const Tensor& dx);
+  void InputGradient(int layer, const Tensor& dy, const Tensor& dx);
   // Adds to the main gradient [out, in]. After InputGradient with the same dy. `x` is not read where `kept` has codes.
   void WeightGradient(int layer, const Tensor& dy, const Tensor& x, const NarrowInput& kept, const Tensor& main_grad);
 
@@ -115,6 +115,7 @@ class NarrowLinears {
   Tensor amax_;                                                // F32 [1], of NVFP4.
   Arena state_memory_ = Arena::Planning();
   DelayedScales of_inputs_, of_gradients_;
+  const void* measured_gradient_ = nullptr;  // Whose largest value gradient_scales_ begins with.
   bool block_codes_ = false;
   bool has_scales_ = false;         // Delayed scaling has seen an iteration.
   std::shared_ptr<int64_t> draws_;  // Of stochastic rounding so far.

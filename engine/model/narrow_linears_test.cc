@@ -48,7 +48,7 @@ class NarrowLinearsTest : public testing::Test {
     const NarrowInput kept = linears->AllocateInput(&arena, kTokens, kIn, whole);
     const Owned y(DType::kF32, {kTokens, 1, kOut}), dx(DType::kF32, {kTokens, 1, kIn}), dw(DType::kF32, {kOut, kIn});
     linears->Forward(0, x_, kept, true, y);
-    linears->InputGradient(0, dy_, kept, dx);
+    linears->InputGradient(0, dy_, dx);
     linears->WeightGradient(0, dy_, kept.codes.empty() ? x_.tensor() : Tensor(), kept, dw);
     return {y.ToValues(), dx.ToValues(), dw.ToValues()};
   }
@@ -149,7 +149,7 @@ TEST(NarrowBlocksTest, CodesAndEmulationAgree) {
       const Tensor in = x.tensor().Rows(0, tokens), gradient = dy.tensor().Rows(0, tokens);
       const Owned y(DType::kF32, {tokens, kWide}), dx(DType::kF32, {tokens, kSide}), dw(DType::kF32, {kWide, kSide});
       linears.Forward(0, in, kept, true, y);
-      linears.InputGradient(0, gradient, kept, dx);
+      linears.InputGradient(0, gradient, dx);
       linears.WeightGradient(0, gradient, in, kept, dw);
       outcomes.push_back({y.ToValues(), dx.ToValues(), dw.ToValues()});
     }

@@ -19,22 +19,25 @@ NormRecord NormRecord::Allocate(Arena* arena, const Step& step) {
   return record;
 }
 
-void Norm::Forward(const Step& step, const Weights& weights, const Tensor& x, const NormRecord& record, const Tensor& y) const {
+void Norm::Forward(const Step& step, const Weights& weights, const Tensor& x, const NormRecord& record, const Tensor& y,
+                   const Tensor& amax) const {
+  NormOptions options = NormOptionsOf(step);
+  options.amax = amax;
   if (step.config->normalization == NormKind::kRmsNorm) {
-    RmsNormForward(step.context, x, weights.value(gamma), NormOptionsOf(step), y, record.rstd);
+    RmsNormForward(step.context, x, weights.value(gamma), options, y, record.rstd);
   } else {
-    LayerNormForward(step.context, x, weights.value(gamma), weights.value(beta), NormOptionsOf(step), y, record.mean,
-                     record.rstd);
+    LayerNormForward(step.context, x, weights.value(gamma), weights.value(beta), options, y, record.mean, record.rstd);
   }
 }
 
 void Norm::Backward(const Step& step, const Weights& weights, const Tensor& dy, const Tensor& x, const NormRecord& record,
-                    const Tensor& residual, const Tensor& dx) const {
+                    const Tensor& residual, const Tensor& dx, const Tensor& amax) const {
+  NormOptions options = NormOptionsOf(step);
+  options.amax = amax;
   if (step.config->normalization == NormKind::kRmsNorm) {
-    RmsNormBackward(step.context, dy, x, weights.value(gamma), record.rstd, residual, NormOptionsOf(step), dx,
-                    weights.main_grad(gamma));
+    RmsNormBackward(step.context, dy, x, weights.value(gamma), record.rstd, residual, options, dx, weights.main_grad(gamma));
   } else {
-    LayerNormBackward(step.context, dy, x, weights.value(gamma), record.mean, record.rstd, residual, NormOptionsOf(step), dx,
+    LayerNormBackward(step.context, dy, x, weights.value(gamma), record.mean, record.rstd, residual, options, dx,
                       weights.main_grad(gamma), weights.main_grad(beta));
   }
 }

@@ -23,12 +23,13 @@ struct Norm {
   int gamma = -1;  // Index of [h].
   int beta = -1;   // Index of [h], -1 for RMSNorm.
 
-  // y = norm(x), both [stream length, b, h].
-  void Forward(const Step& step, const Weights& weights, const Tensor& x, const NormRecord& record, const Tensor& y) const;
+  // y = norm(x), both [stream length, b, h]. amax F32 [1] or empty: raised to the largest |y|.
+  void Forward(const Step& step, const Weights& weights, const Tensor& x, const NormRecord& record, const Tensor& y,
+               const Tensor& amax = {}) const;
   // dx = round(residual + round(norm's input gradient)), without residual (empty) the latter; dx may be dy or residual. Adds to
-  // the main gradients.
+  // the main gradients. amax: raised to the largest |dx|.
   void Backward(const Step& step, const Weights& weights, const Tensor& dy, const Tensor& x, const NormRecord& record,
-                const Tensor& residual, const Tensor& dx) const;
+                const Tensor& residual, const Tensor& dx, const Tensor& amax = {}) const;
 };
 
 }  // namespace mbridge

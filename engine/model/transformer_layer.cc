@@ -134,6 +134,14 @@ void PrepareHeadsBackward(const Step& step, const LayerParameters& p, const Weig
   }
 }
 
+// Where the maker of a layer's input takes its largest value; empty if nobody asks.
+Tensor MaximumOf(const Step& step, const NarrowInput& input) {
+  return input.input_measured ? step.narrow->StartMaximum(input.scales) : Tensor();
+}
+
+// Whether the maker of the gradient of a layer's output takes its largest value.
+bool Measures(const Step& step, const Linear& linear) { return linear.narrow >= 0 && step.narrow->TakesMaxima(); }
+
 void ActivationForward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerRecord& r) {
   const GptConfig& c = *step.config;
   const Tensor bias = BiasOf(weights, p.fc1);
@@ -141,7 +149,7 @@ void ActivationForward(const Step& step, const LayerParameters& p, const Weights
     case ActivationKind::kSwiGlu:
       if (r.fc2_input.input_measured) {
         return SwiGluForwardWithAmax(step.context, r.fc1_output, bias, SwiGluKindOf(c), step.precision, r.activated,
-                                     step.narrow->StartMaximum(r.fc2_input.scales));
+                                     MaximumOf(step, r.fc2_input));
       }
       return SwiGluForward(step.context, r.fc1_output, bias, SwiGluKindOf(c), step.precision, r.activated);
     case ActivationKind::kGeglu:
@@ -162,9 +170,9 @@ void ActivationBackward(const Step& step, const LayerParameters& p, const Weight
   const Tensor bias = BiasOf(weights, p.fc1), &dy = scratch.d_activated, &dx = scratch.d_fc1;
   switch (c.activation) {
     case ActivationKind::kSwiGlu:
-      if (r.fc1_input.gradient_measured) {
+      if (Measures(step, p.fc1) && c.mlp_gate_multiplier == 1.0) {
         return SwiGluBackwardWithAmax(step.context, dy, r.fc1_output, bias, SwiGluKindOf(c), step.precision, dx,
-                                      step.narrow->StartMaximum(step.narrow->gradient_scales()));
+                                      step.narrow->StartGradientMaximum(dx));
       }
       return SwiGluBackward(step.context, dy, r.fc1_output, bias, SwiGluKindOf(c), step.precision, dx);
     case ActivationKind::kGeglu:
@@ -279,7 +287,8 @@ Tensor BlockEndBackward(const Step& step, const BlockEnd& end, const Weights& we
 // The gradient of a block's input joins that of the residual stream. d_input: of the norm's output, or without norm of its input.
 void JoinGradient(const Step& step, const Norm& norm, const Weights& weights, const Tensor& d_input, const Tensor& x,
                   const NormRecord& record, const Tensor& gradient) {
-  if (step.config->pre_layernorm) return norm.Backward(step, weights, d_input, x, record, gradient, gradient);
+  if (step.config->pre_layernorm)
+    return norm.Backward(step, weights, d_input, x, record, gradient, gradient, StreamGradientMaximum(step, gradient));
   BiasDropoutAddForward(step.context, d_input, {}, gradient, {}, 0.0, DropoutKind::kEager, step.precision, gradient);
 }
 
@@ -323,7 +332,8 @@ bool NeedsProduct(const Step& step, const LayerParameters& p) {
 
 void MixerBlockForward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
                        LayerRecord* r, const Tensor& output) {
-  if (step.config->pre_layernorm) p.input_norm.Forward(step, weights, r->input, r->input_norm, r->normed_input);
+  if (step.config->pre_layernorm)
+    p.input_norm.Forward(step, weights, r->input, r->input_norm, r->normed_input, MaximumOf(step, r->qkv_input));
   if (p.proj.weight >= 0) AttentionForward(step, p, weights, scratch, r);
   if (p.mamba.present()) MambaForward(step, p.mamba, weights, scratch.mamba, r->mamba, AttentionInput(step, *r));
   if (output.empty() && !NeedsProduct(step, p)) {  // A layer without MLP, again.
@@ -344,7 +354,8 @@ MoeRecord WithoutSums(const MoeRecord& record, const LayerScratch& scratch) {
 
 void MlpBlockForward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
                      LayerRecord* r, const Tensor& output) {
-  if (step.config->pre_layernorm) p.mlp_norm.Forward(step, weights, r->middle, r->mlp_norm, r->normed_middle);
+  if (step.config->pre_layernorm)
+    p.mlp_norm.Forward(step, weights, r->middle, r->mlp_norm, r->normed_middle, MaximumOf(step, r->fc1_input));
   if (p.moe.present()) {
     MoeForward(step, p.moe, weights, scratch.moe, r->moe, MlpInput(step, *r), ProductOf(step, MlpEnd(step, p, *r), scratch));
   } else {
@@ -464,6 +475,12 @@ MaskPosition PositionOf(const Step& step, const PhiloxStream* stream) {
   return {step.recorded->words + (model_parallel ? 2 : 0), stream->offset - begin};
 }
 
+Tensor StreamGradientMaximum(const Step& step, const Tensor& gradient) {
+  const bool measured = step.narrow != nullptr && step.narrow->TakesMaxima() && step.config->pre_layernorm &&
+                        !step.tensor_parallel.sequence_parallel;
+  return measured ? step.narrow->StartGradientMaximum(gradient) : Tensor();
+}
+
 void DrawEagerMask(const Step& step, PhiloxStream* stream, double p, const Tensor& keep) {
   DrawEagerDropoutMask(step.context, PositionOf(step, stream), step.streams->sm_count, p,
                        static_cast<int>(SizeOf(step.precision)), keep);
@@ -509,13 +526,14 @@ LayerRecord LayerRecord::Allocate(Arena* arena, Arena* again, const Step& step, 
   const bool codes = narrow && step.narrow->KeepsCodes(whole), codes_of_fc2 = narrow_mlp && step.narrow->KeepsCodes(true);
   LayerRecord r;
   if (narrow_qkv) r.qkv_input = step.narrow->AllocateInput(arena, s * b, c.hidden_size, whole);
+  r.qkv_input.input_measured = narrow_qkv && whole && c.pre_layernorm && step.narrow->TakesMaxima();
   if (narrow && HasAttention(c, layer)) r.proj_input = step.narrow->AllocateInput(arena, s * b, ContextWidth(c), true);
   if (narrow_mlp) {
     r.fc1_input = step.narrow->AllocateInput(arena, s * b, c.hidden_size, whole);
     r.fc2_input = step.narrow->AllocateInput(arena, s * b, c.ffn_hidden_size, true);
     const bool measured = c.activation == ActivationKind::kSwiGlu && step.narrow->TakesMaxima();
     r.fc2_input.input_measured = measured;
-    r.fc1_input.gradient_measured = measured && c.mlp_gate_multiplier == 1.0;
+    r.fc1_input.input_measured = whole && c.pre_layernorm && step.narrow->TakesMaxima();
   }
   if (c.pre_layernorm && mixer) {
     r.input_norm = NormRecord::Allocate(arena, step);

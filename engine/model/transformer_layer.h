@@ -50,11 +50,11 @@ struct LayerRecord {
   MoeRecord moe;               // In place of the two.
   MlaRecord mla;               // In place of `projected`.
   MambaRecord mamba;
-  Tensor sink_probabilities;            // F32 [b, heads, s], with attention_sinks.
-  Tensor attention_output, mlp_output;  // h: inputs of the post norms, with post_layernorm.
+  Tensor sink_probabilities;                                // F32 [b, heads, s], with attention_sinks.
+  Tensor attention_output, mlp_output;                      // h: inputs of the post norms, with post_layernorm.
   NarrowInput qkv_input, proj_input, fc1_input, fc2_input;  // Of a low-precision layer; normed_* and activated are scratch then.
 
-  PhiloxStream attention_stream;        // Where attention_keep was drawn, if it is drawn again in backward.
+  PhiloxStream attention_stream;  // Where attention_keep was drawn, if it is drawn again in backward.
 
   // Parts that selective recomputation makes again in backward come from `again`, which layers may share.
   static LayerRecord Allocate(Arena* arena, Arena* again, const Step& step, int64_t layer);
@@ -92,6 +92,10 @@ void TransformerLayerBackward(const Step& step, const LayerParameters& parameter
 // What experts sum over microbatches stays as it is.
 void TransformerLayerAgain(const Step& step, const LayerParameters& parameters, const Weights& weights,
                            const LayerScratch& scratch, const LayerRecord& record, const Tensor& output);
+
+// Where each maker of the residual stream's gradient takes its largest value, for the linear layer that it goes on to; empty if
+// nobody asks.
+Tensor StreamGradientMaximum(const Step& step, const Tensor& gradient);
 
 AttentionOptions AttentionOptionsOf(const Step& step, int64_t layer);
 

@@ -203,5 +203,23 @@ TEST(QkNormTest, ForwardAndBackward) {
   }
 }
 
+TEST(RmsNormTest, MeasuresItsResults) {
+  constexpr int64_t kRows = 3, kWidth = 40;
+  const Owned x(DType::kBF16, {kRows, kWidth}, test::RandomValues(kRows * kWidth, 1)),
+      gamma(DType::kBF16, {kWidth}, test::RandomValues(kWidth, 2));
+  const Owned y(DType::kBF16, {kRows, kWidth}), rstd(DType::kF32, {kRows}), dx(DType::kBF16, {kRows, kWidth}),
+      sums(DType::kF32, {kWidth});
+  const Owned amax(DType::kF32, {1}), dx_amax(DType::kF32, {1}, {1e6});
+  const auto largest = [](const Owned& values) {
+    double most = 0;
+    for (const double value : values.ToValues()) most = std::max(most, std::fabs(value));
+    return most;
+  };
+  RmsNormForward({}, x, gamma, {.precision = DType::kBF16, .amax = amax}, y, rstd);
+  EXPECT_EQ(amax[0], largest(y));
+  RmsNormBackward({}, y, x, gamma, rstd, {}, {.precision = DType::kBF16, .amax = dx_amax}, dx, sums);
+  EXPECT_EQ(dx_amax[0], 1e6);  // Raised only.
+}
+
 }  // namespace
 }  // namespace mbridge

@@ -50,7 +50,10 @@ TEST(MemoryPlanTest, IsWhatTheEngineAllocates) {
       {"mixed_precision=null", "model.hidden_dropout=0"},
       {"model.recompute_granularity=full", "model.recompute_method=uniform", "model.recompute_num_layers=2"},
       {"model.recompute_granularity=selective", "model.recompute_modules=[core_attn,mlp]"},
-      {"optimizer.use_precision_aware_optimizer=true", "optimizer.exp_avg_dtype=bf16", "optimizer.exp_avg_sq_dtype=bf16"}};
+      {"optimizer.use_precision_aware_optimizer=true", "optimizer.exp_avg_dtype=bf16", "optimizer.exp_avg_sq_dtype=bf16"},
+      {"mixed_precision=bf16_with_fp8_current_scaling_mixed"},
+      {"mixed_precision=bf16_with_fp8_subchannel_scaling_mixed"},
+      {"mixed_precision=bf16_with_mxfp8_mixed"}};
   for (const Overrides& more : cases) {
     const v1::ResolvedConfig resolved = Resolved("vanilla_gpt", Small(more), 1, v1::DEVICE_CPU);
     const TrainingPlan plan = PlanOf(resolved, DeviceType::kCpu);
@@ -99,6 +102,14 @@ TEST(MemoryPlanTest, EstimatesFollowIt) {
        with(one, {"model.context_parallel_size=1", "model.recompute_granularity=full", "model.recompute_method=block",
                   "model.recompute_num_layers=16"}),
        1},
+      {"llama3_8b",
+       with(with(one, aware), {"model.context_parallel_size=1", "mixed_precision=bf16_with_fp8_current_scaling_mixed"}), 1},
+      {"llama3_8b",
+       with(with(one, aware), {"model.context_parallel_size=1", "model.tensor_model_parallel_size=2",
+                               "model.sequence_parallel=true", "mixed_precision=bf16_with_fp8_delayed_scaling_mixed"}),
+       2},
+      {"llama32_1b", with(one, {"mixed_precision=bf16_with_fp8_subchannel_scaling_mixed"}), 1},
+      {"llama32_1b", with(one, {"mixed_precision=bf16_with_mxfp8_mixed"}), 1},
       {"vanilla_gpt", Small({}), 1},
       {"vanilla_gpt", Small({"model.recompute_granularity=selective"}), 1},
       {"vanilla_gpt", Small({"model.hidden_dropout=0", "model.attention_dropout=0", "mixed_precision=null"}), 1},

@@ -93,6 +93,50 @@ void KeepMlp(const Sizes& z, bool moe, Kept* kept) {
   kept->expert_activation = rows * z.expert_ffn * z.e;
 }
 
+// Whether the linear layers of a layer run on 8-bit or 4-bit operands.
+bool IsNarrowLayer(const v1::ModelConfig& m, int64_t layer) {
+  if (!m.has_fp8() && !m.has_fp4()) return false;
+  if (!m.first_last_layers_bf16()) return true;
+  return layer >= m.num_layers_at_start_in_bf16() && layer < m.num_layers() - m.num_layers_at_end_in_bf16();
+}
+
+// Whether their products take 8-bit codes; otherwise that is emulated.
+bool TakesCodes(const Sizes& z) {
+  const std::string& recipe = z.m.fp8_recipe();
+  if (!z.m.has_fp8() || recipe == "mxfp8") return false;
+  const bool blocks = z.h % 128 == 0 && z.qkv % 128 == 0 && z.context % 128 == 0 && z.ffn % 128 == 0 && z.tokens % 128 == 0;
+  return recipe != "blockwise" || blocks;
+}
+
+// Copies of the weights of narrow layers, and what all of them share.
+int64_t NarrowBytes(const Sizes& z) {
+  const v1::ModelConfig& m = z.m;
+  int64_t weights = 0;
+  for (int64_t i = 0; i < std::min<int64_t>(m.num_layers(), 1 << 20) / Ways(m.pipeline_model_parallel_size()); ++i) {
+    const LayerParts parts = PartsOf(m, i);
+    if (!IsNarrowLayer(m, i)) continue;
+    if (parts.attention) weights += z.h * (z.context + (z.latent ? 0 : z.qkv));
+    if (parts.mlp && !parts.moe) weights += z.h * (z.halves + 1) * z.ffn;
+  }
+  if (weights == 0) return 0;
+  const int64_t most_in = std::max({z.h, z.context, z.ffn}), most_out = std::max({z.h, z.qkv, z.halves * z.ffn});
+  if (TakesCodes(z)) return 2 * weights + z.tokens * (most_in + (m.fp8_wgrad() ? 2 : 1) * most_out);
+  const int64_t copies = m.has_fp8() && m.fp8_recipe() == "mxfp8" ? 2 : 1;
+  return copies * z.e * weights + z.tokens * z.e * (std::max(most_in, most_out) + most_out);
+}
+
+// Codes in place of the inputs of narrow linear layers.
+void KeepCodes(const Sizes& z, const LayerParts& parts, Kept* kept) {
+  if (!TakesCodes(z) || !z.m.fp8_wgrad()) return;
+  const bool mlp = parts.mlp && !parts.moe;
+  if (parts.attention) kept->other += z.tokens * z.context;
+  if (mlp) kept->mlp += z.tokens * z.ffn * (1 - z.e);
+  if (z.m.sequence_parallel()) return;
+  const int64_t codes = z.tokens * z.h, input = z.pre_norm ? z.stream * z.h * z.e : 0;
+  if (parts.attention && !z.latent) kept->norms += codes - (parts.mamba ? 0 : input);
+  if (mlp) kept->norms += codes - input;
+}
+
 Kept KeptByLayer(const Sizes& z, const LayerParts& parts) {
   const v1::ModelConfig& m = z.m;
   const int64_t stream = z.stream * z.h * z.e, blocks = (parts.attention || parts.mamba ? 1 : 0) + (parts.mlp ? 1 : 0);
@@ -129,7 +173,8 @@ int64_t LayerBytes(const Sizes& z) {
   int64_t bytes = 0, shared = 0, group = 0;  // shared: of the largest group of layers that are made again.
   for (int64_t i = 0; i < count; ++i) {
     const LayerParts parts = PartsOf(m, i);
-    const Kept kept = KeptByLayer(z, parts);
+    Kept kept = KeptByLayer(z, parts);
+    if (IsNarrowLayer(m, i)) KeepCodes(z, parts, &kept);
     if (selective) {
       const int64_t dropped = Dropped(m, kept, z.latent, parts.moe);
       bytes += kept.total() - dropped;
@@ -220,7 +265,7 @@ v1::MemoryEstimate EstimateMemory(const v1::ConfigContainer& config, int data_pa
                                (config.ddp().use_distributed_optimizer() ? std::max(1, data_parallel) : 1));
   const int64_t ends = z.stream * (z.h * (2 * z.e + (m.hidden_dropout() > 0 ? 1 : 0)) + 4 * z.norm_floats);
   estimate.set_activation_bytes(LayerBytes(z) + ends);
-  estimate.set_workspace_bytes(ScratchBytes(z) + (z.gpu ? kOperatorWorkspace : 0));
+  estimate.set_workspace_bytes(ScratchBytes(z) + NarrowBytes(z) + (z.gpu ? kOperatorWorkspace : 0));
   const bool links = data_parallel * Ways(m.tensor_model_parallel_size()) > 1;
   if (z.gpu) estimate.set_runtime_bytes(kCudaBytes + (links ? kNcclBytes : 0));
   estimate.set_checkpoint_bytes(CountParameters(m) * (type + (config.checkpoint().save_optim() ? moments + masters : 0)));

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "engine/ops/cpu/precision.h"
+#include "engine/ops/fp8_gemm.h"
 
 namespace mbridge {
 namespace {
@@ -31,7 +32,7 @@ void ForwardRow(const typename P::Storage* x, const typename P::Storage* gamma, 
   *rstd = r;
 }
 
-void ForwardCpu(const Context&, const Tensor& x, const Tensor& gamma, const Tensor& beta, const NormOptions& options,
+void ForwardCpu(const Context& context, const Tensor& x, const Tensor& gamma, const Tensor& beta, const NormOptions& options,
                 const Tensor& y, const Tensor& mean, const Tensor& rstd) {
   const int64_t h = LastDimension(x), rows = x.size() / h;
   cpu::WithPrecision(x.dtype, options.precision, [&]<class P>(P) {
@@ -42,6 +43,7 @@ void ForwardCpu(const Context&, const Tensor& x, const Tensor& gamma, const Tens
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < rows; ++i) ForwardRow<P>(in + i * h, g, b, h, options, out + i * h, means + i, rstds + i);
   });
+  if (!options.amax.empty()) Fp8Amax.cpu(context, y, options.amax);
 }
 
 // Columns of the two parameter gradients: a thread owns columns, so the order of summation is that of the rows.
@@ -92,9 +94,9 @@ void BackwardRow(const typename P::Storage* dy, const typename P::Storage* x, co
   }
 }
 
-void BackwardCpu(const Context&, const Tensor& dy, const Tensor& x, const Tensor& gamma, const Tensor& mean, const Tensor& rstd,
-                 const Tensor& d_residual, const NormOptions& options, const Tensor& dx, const Tensor& gamma_grad,
-                 const Tensor& beta_grad) {
+void BackwardCpu(const Context& context, const Tensor& dy, const Tensor& x, const Tensor& gamma, const Tensor& mean,
+                 const Tensor& rstd, const Tensor& d_residual, const NormOptions& options, const Tensor& dx,
+                 const Tensor& gamma_grad, const Tensor& beta_grad) {
   const int64_t h = LastDimension(x), rows = x.size() / h;
   cpu::WithPrecision(x.dtype, options.precision, [&]<class P>(P) {
     using T = typename P::Storage;
@@ -113,6 +115,7 @@ void BackwardCpu(const Context&, const Tensor& dy, const Tensor& x, const Tensor
       }
     }
   });
+  if (!options.amax.empty()) Fp8Amax.cpu(context, dx, options.amax);
 }
 
 }  // namespace

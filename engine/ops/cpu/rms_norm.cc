@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "engine/ops/cpu/precision.h"
+#include "engine/ops/fp8_gemm.h"
 
 namespace mbridge {
 namespace {
@@ -97,7 +98,7 @@ void AddGammaGradient(const typename P::Storage* dy, const typename P::Storage* 
 
 int64_t LastDimension(const Tensor& x) { return x.shape[x.shape.rank() - 1]; }
 
-void ForwardCpu(const Context&, const Tensor& x, const Tensor& gamma, const NormOptions& options, const Tensor& y,
+void ForwardCpu(const Context& context, const Tensor& x, const Tensor& gamma, const NormOptions& options, const Tensor& y,
                 const Tensor& rstd) {
   const int64_t h = LastDimension(x), rows = x.size() / h;
   cpu::WithPrecision(x.dtype, options.precision, [&]<class P>(P) {
@@ -111,9 +112,10 @@ void ForwardCpu(const Context&, const Tensor& x, const Tensor& gamma, const Norm
       rstds[i] = ForwardSlices<P>(in + i * h, scale, 1, h, AtRowBegin, squares, 1, options, out + i * h);
     }
   });
+  if (!options.amax.empty()) Fp8Amax.cpu(context, y, options.amax);
 }
 
-void BackwardCpu(const Context&, const Tensor& dy, const Tensor& x, const Tensor& gamma, const Tensor& rstd,
+void BackwardCpu(const Context& context, const Tensor& dy, const Tensor& x, const Tensor& gamma, const Tensor& rstd,
                  const Tensor& d_residual, const NormOptions& options, const Tensor& dx, const Tensor& gamma_grad) {
   const int64_t h = LastDimension(x), rows = x.size() / h;
   cpu::WithPrecision(x.dtype, options.precision, [&]<class P>(P) {
@@ -133,6 +135,7 @@ void BackwardCpu(const Context&, const Tensor& dy, const Tensor& x, const Tensor
                         out + i * h);
     }
   });
+  if (!options.amax.empty()) Fp8Amax.cpu(context, dx, options.amax);
 }
 
 // The vectors of a token that are normalised, queries first.

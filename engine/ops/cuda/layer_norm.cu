@@ -10,9 +10,9 @@ void ForwardCuda(const Context& context, const Tensor& x, const Tensor& gamma, c
   CheckStorage(x, options.precision);
   const int64_t h = LastDimension(x);
   WithType(x.dtype, [&]<class T>(T) {
-    LaunchNormForward<T, true>(
-        context, {PointerOf<T>(x), PointerOf<T>(gamma), PointerOf<T>(beta), x.size() / h, static_cast<int>(h), options.epsilon,
-                  options.gamma_offset, PointerOf<T>(y), PointerOf<float>(mean), PointerOf<float>(rstd)});
+    LaunchNormForward<T, true>(context, {PointerOf<T>(x), PointerOf<T>(gamma), PointerOf<T>(beta), x.size() / h,
+                                         static_cast<int>(h), options.epsilon, options.gamma_offset, PointerOf<T>(y),
+                                         PointerOf<float>(mean), PointerOf<float>(rstd), PointerOf<float>(options.amax)});
   });
 }
 
@@ -22,11 +22,11 @@ void BackwardCuda(const Context& context, const Tensor& dy, const Tensor& x, con
   CheckStorage(x, options.precision);
   const int64_t h = LastDimension(x);
   WithType(x.dtype, [&]<class T>(T) {
-    LaunchNormBackward<T, true>(
-        context,
-        {PointerOf<T>(dy), PointerOf<T>(x), PointerOf<T>(gamma), PointerOf<float>(mean), PointerOf<float>(rstd),
-         PointerOf<T>(d_residual), x.size() / h, static_cast<int>(h), options.gamma_offset, PointerOf<T>(dx), nullptr},
-        {{PointerOf<float>(gamma_grad), PointerOf<float>(beta_grad)}});
+    LaunchNormBackward<T, true>(context,
+                                {PointerOf<T>(dy), PointerOf<T>(x), PointerOf<T>(gamma), PointerOf<float>(mean),
+                                 PointerOf<float>(rstd), PointerOf<T>(d_residual), x.size() / h, static_cast<int>(h),
+                                 options.gamma_offset, PointerOf<T>(dx), nullptr, PointerOf<float>(options.amax)},
+                                {{PointerOf<float>(gamma_grad), PointerOf<float>(beta_grad)}});
   });
 }
 

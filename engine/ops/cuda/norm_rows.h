@@ -3,6 +3,7 @@
 #pragma once
 
 #include "engine/ops/cuda/column_sums.h"
+#include "engine/ops/cuda/maximum.h"
 
 namespace mbridge::cuda {
 
@@ -13,6 +14,7 @@ template <class T> struct NormForwardArgs {
   float epsilon, gamma_offset;
   T* y;
   float *mean, *rstd;  // mean: layer norm only.
+  float* amax;         // Null, or raised to the largest |y|.
 };
 
 // Sum over the group that shares a row.
@@ -62,6 +64,7 @@ __global__ void __launch_bounds__(kWarp ? 256 : 1024) NormForwardKernel(const No
   }
   squares = GroupSum<kWarp>(squares, shared);
   const float rstd = 1.0f / sqrtf(squares / static_cast<float>(a.h) + a.epsilon);
+  float largest = 0.0f;
 #pragma unroll
   for (int k = 0; k < kHold; ++k) {
     const int column = (lane + k * group) * kN;
@@ -71,9 +74,13 @@ __global__ void __launch_bounds__(kWarp ? 256 : 1024) NormForwardKernel(const No
     LoadFloats<kN>(a.gamma + column, gamma);
     if constexpr (kLayer) LoadFloats<kN>(a.beta + column, beta);
 #pragma unroll
-    for (int i = 0; i < kN; ++i) values[i] = (values[i] - mean) * rstd * (gamma[i] + a.gamma_offset) + beta[i];
+    for (int i = 0; i < kN; ++i) {
+      values[i] = (values[i] - mean) * rstd * (gamma[i] + a.gamma_offset) + beta[i];
+      largest = fmaxf(largest, fabsf(values[i]));
+    }
     StoreFloats<kN>(a.y + row * a.h + column, values);
   }
+  if (a.amax != nullptr) RaiseMaximum(a.amax, Round<T>(largest));
   if (lane == 0) {
     if constexpr (kLayer) a.mean[row] = mean;
     a.rstd[row] = rstd;
@@ -97,10 +104,14 @@ template <class T, bool kLayer> __global__ void __launch_bounds__(256) NormForwa
     squares += d * d;
   }
   const float rstd = 1.0f / sqrtf(BlockSum(squares, shared) / static_cast<float>(a.h) + a.epsilon);
+  float largest = 0.0f;
   for (int j = threadIdx.x; j < a.h; j += blockDim.x) {
     const float beta = kLayer ? Widen(a.beta[j]) : 0.0f;
-    a.y[row * a.h + j] = Narrow<T>((Widen(x[j]) - mean) * rstd * (Widen(a.gamma[j]) + a.gamma_offset) + beta);
+    const float y = (Widen(x[j]) - mean) * rstd * (Widen(a.gamma[j]) + a.gamma_offset) + beta;
+    a.y[row * a.h + j] = Narrow<T>(y);
+    largest = fmaxf(largest, fabsf(y));
   }
+  if (a.amax != nullptr) RaiseMaximum(a.amax, Round<T>(largest));
   if (threadIdx.x == 0) {
     if constexpr (kLayer) a.mean[row] = mean;
     a.rstd[row] = rstd;
@@ -167,6 +178,7 @@ template <class T> struct NormBackwardArgs {
   float gamma_offset;
   T* dx;
   float* partials;  // [blocks, gamma's and beta's, h]
+  float* amax;      // Null, or raised to the largest |dx|.
 };
 
 // The input gradient from its parts, in the CPU twin's order.
@@ -226,6 +238,7 @@ __global__ void __launch_bounds__(kWarp ? 256 : 512, kWarp ? kNormBackwardBlocks
   const int64_t stride = int64_t{gridDim.x} * (kWarp ? kWarps : 1);
   int64_t row = a.rows - 1 - (kWarp ? int64_t{blockIdx.x} * kWarps + threadIdx.x / 32 : int64_t{blockIdx.x});
   NormBackwardRow<T, kHold> current;
+  float largest = 0.0f;
   if (row >= 0) current = load(row);
   for (int turn = 0; row >= 0; turn ^= 1) {
     const int64_t next_row = row - stride;
@@ -279,6 +292,8 @@ __global__ void __launch_bounds__(kWarp ? 256 : 512, kWarp ? kNormBackwardBlocks
 #pragma unroll
         for (int i = 0; i < kN; ++i) out[i] += r[i];
       }
+#pragma unroll
+      for (int i = 0; i < kN; ++i) largest = fmaxf(largest, fabsf(out[i]));
       StoreFloats<kN>(a.dx + row * a.h + (lane + k * group) * kN, out);
     }
     if constexpr (!kWarp) {
@@ -288,6 +303,7 @@ __global__ void __launch_bounds__(kWarp ? 256 : 512, kWarp ? kNormBackwardBlocks
     }
     row = next_row;
   }
+  if (a.amax != nullptr) RaiseMaximum(a.amax, Round<T>(largest));
   // A row of partial sums a block; those of its warps are joined first.
   if constexpr (kWarp) {
     constexpr int kWidth = 32 * kHold * kN;
@@ -329,11 +345,15 @@ template <class T, bool kLayer> __global__ void __launch_bounds__(256) NormBackw
   }
   const float mean_dot = BlockSum(dot, shared) / width;
   const float mean_t = kLayer ? BlockSum(sum, shared) / width : 0.0f;
+  float largest = 0.0f;
   for (int j = threadIdx.x; j < a.h; j += blockDim.x) {
     const float normal = (Widen(a.x[begin + j]) - mean) * rstd;
     const float d = InputGradient<T>(Widen(a.dy[begin + j]), Widen(a.gamma[j]) + a.gamma_offset, normal, mean_t, mean_dot, rstd);
-    a.dx[begin + j] = Narrow<T>(a.residual == nullptr ? d : Widen(a.residual[begin + j]) + d);
+    const float dx = a.residual == nullptr ? d : Widen(a.residual[begin + j]) + d;
+    a.dx[begin + j] = Narrow<T>(dx);
+    largest = fmaxf(largest, fabsf(dx));
   }
+  if (a.amax != nullptr) RaiseMaximum(a.amax, Round<T>(largest));
 }
 
 // Parameter gradients alone, for rows that do not fit the registers.

@@ -264,5 +264,42 @@ TEST(GradientSumsCuda, SmallColumnSums) {
   CheckColumnSums(Gpu(), {{1, 1}, {2, 7}, {33, 96}, {70, 264}});
 }
 
+// Maxima of what the kernels stored, by each of their ways through a row.
+TEST(NormCuda, SmallMaxima) {
+  MB_NEEDS_GPU();
+  const Gpu gpu;
+  const auto largest = [](const OnGpu& x) {
+    double most = 0;
+    for (const double value : x.ToValues()) most = std::max(most, std::fabs(value));
+    return most;
+  };
+  for (const DType dtype : kGpuTypes) {
+    for (const auto& [rows, h] : {RowShape{5, 7}, {3, 64}, {9, 1000}, {17, 2048}, {6, 4096}, {4, 16384}, {2, 40008}}) {
+      SCOPED_TRACE(testing::Message() << NameOf(dtype) << " " << rows << " " << h);
+      const Twin x(dtype, {rows, h}, 1), gamma(dtype, {h}, 2), beta(dtype, {h}, 3), dy(dtype, {rows, h}, 4);
+      const OnGpu y(dtype, {rows, h}), dx(dtype, {rows, h}), mean(DType::kF32, {rows}), rstd(DType::kF32, {rows});
+      const OnGpu gamma_grad(Owned(DType::kF32, {h})), beta_grad(Owned(DType::kF32, {h}));
+      NormOptions options = OptionsFor(dtype);
+      for (const bool layer : {false, true}) {
+        const OnGpu of_y(Owned(DType::kF32, {1})), of_dx(Owned(DType::kF32, {1}));
+        options.amax = of_y;
+        if (layer) {
+          LayerNormForward(gpu, x.gpu, gamma.gpu, beta.gpu, options, y, mean, rstd);
+        } else {
+          RmsNormForward(gpu, x.gpu, gamma.gpu, options, y, rstd);
+        }
+        EXPECT_EQ(of_y.ToValues()[0], largest(y));
+        options.amax = of_dx;
+        if (layer) {
+          LayerNormBackward(gpu, dy.gpu, x.gpu, gamma.gpu, mean, rstd, dy.gpu, options, dx, gamma_grad, beta_grad);
+        } else {
+          RmsNormBackward(gpu, dy.gpu, x.gpu, gamma.gpu, rstd, dy.gpu, options, dx, gamma_grad);
+        }
+        EXPECT_EQ(of_dx.ToValues()[0], largest(dx));
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace mbridge::test

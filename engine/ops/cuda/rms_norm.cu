@@ -12,7 +12,7 @@ void ForwardCuda(const Context& context, const Tensor& x, const Tensor& gamma, c
   WithType(x.dtype, [&]<class T>(T) {
     LaunchNormForward<T, false>(
         context, {PointerOf<T>(x), PointerOf<T>(gamma), nullptr, x.size() / h, static_cast<int>(h), options.epsilon,
-                  options.gamma_offset, PointerOf<T>(y), nullptr, PointerOf<float>(rstd)});
+                  options.gamma_offset, PointerOf<T>(y), nullptr, PointerOf<float>(rstd), PointerOf<float>(options.amax)});
   });
 }
 
@@ -24,7 +24,7 @@ void BackwardCuda(const Context& context, const Tensor& dy, const Tensor& x, con
     LaunchNormBackward<T, false>(
         context,
         {PointerOf<T>(dy), PointerOf<T>(x), PointerOf<T>(gamma), nullptr, PointerOf<float>(rstd), PointerOf<T>(d_residual),
-         x.size() / h, static_cast<int>(h), options.gamma_offset, PointerOf<T>(dx), nullptr},
+         x.size() / h, static_cast<int>(h), options.gamma_offset, PointerOf<T>(dx), nullptr, PointerOf<float>(options.amax)},
         {{PointerOf<float>(gamma_grad), nullptr}});
   });
 }
