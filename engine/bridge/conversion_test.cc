@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/bridge/conversion_test_support.h"
+#include "engine/bridge/family_table_test_support.h"
 
 namespace mbridge {
 namespace {
@@ -34,6 +35,7 @@ TEST_P(ConversionOf, ThereAndBackBitForBit) {
   ASSERT_TRUE(verified.ok()) << verified.status();
   EXPECT_TRUE(verified->different.empty());
   EXPECT_LE(verified->logits_difference.value_or(1), 1e-4);
+  SawOfFamily(GetParam(), "import", !HasFailure());
 
   const auto exported = RunExport(Export(), {});
   ASSERT_TRUE(exported.ok()) << exported.status();
@@ -49,11 +51,12 @@ TEST_P(ConversionOf, ThereAndBackBitForBit) {
     EXPECT_EQ(theirs[i].tensor.shape, ours[i].tensor.shape);
     EXPECT_TRUE(theirs[i].bytes == ours[i].bytes) << theirs[i].tensor.name;
   }
+  SawOfFamily(GetParam(), "export", !HasFailure());
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, ConversionOf,
-                         Values("llama_untied", "llama_tied_rope3", "llama_bias", "mistral", "qwen2", "qwen3", "gpt2",
-                                "deepseek_v3", "gpt_oss", "llama_bf16", "llama_attention_bias"),
+INSTANTIATE_TEST_SUITE_P(Forms, ConversionOf, Values("llama_bf16", "llama_attention_bias"),
+                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Families, ConversionOf, testing::ValuesIn(FamilyFixtures()),
                          [](const auto& info) { return info.param; });
 
 TEST_F(ConversionTest, FilesWithoutThePrefixOfTheModel) {

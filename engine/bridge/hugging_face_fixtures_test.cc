@@ -12,6 +12,7 @@
 #include "engine/bridge/architecture.h"
 #include "engine/bridge/config_form.h"
 #include "engine/bridge/conversion_parts.h"
+#include "engine/bridge/family_table_test_support.h"
 #include "engine/bridge/safetensors.h"
 #include "engine/checkpoint/layout.h"
 #include "engine/core/device.h"
@@ -70,7 +71,7 @@ int ShardAxis(const std::string& name) {
   const bool of_mixer = name.find(".mixer.") != std::string::npos;
   if ((name.find("norm") != std::string::npos && !of_mixer) || name.find("router") != std::string::npos) return -1;
   const bool row_parallel = name.find("linear_proj") != std::string::npos || name.find("linear_fc2") != std::string::npos ||
-                            name.find("mixer.out_proj") != std::string::npos;
+                            name.find(".out_proj") != std::string::npos;
   if (row_parallel) return name.ends_with(".bias") ? -1 : 1;
   return 0;
 }
@@ -197,6 +198,7 @@ TEST_P(HuggingFaceFixtures, ConfigBothWays) {
   const auto refused = ReadModelConfig(*architecture_, unknown);
   ASSERT_FALSE(refused.ok());
   EXPECT_NE(refused.status().message().find("no_such_option"), std::string::npos) << refused.status();
+  SawOfFamily(GetParam(), "config.json both ways", !HasFailure());
 }
 
 TEST_P(HuggingFaceFixtures, ThereAndBackExactly) {
@@ -221,6 +223,7 @@ TEST_P(HuggingFaceFixtures, ThereAndBackExactly) {
             << entry.name << " is left out";
       }
     }
+    SawOfFamily(GetParam(), two_shards ? "two shards" : "there and back", !HasFailure());
   }
 }
 
@@ -274,12 +277,14 @@ TEST_P(HuggingFaceFixtures, LogitsLossAndGradients) {
   }
   const double logits_difference = RelativeDifference(logits.data(), ReadAs<float>(*reference_, "logits"));
   EXPECT_LE(logits_difference, 1e-4);
+  SawOfFamily(GetParam(), "logits", logits_difference <= 1e-4);
 
   RngStreams streams(1);
   const GptModel::LossSum sum =
       model.ForwardBackward(tokens.data(), labels.data(), mask.data(), positions.data(), 1.0f, &streams);
   const double loss_difference = std::fabs(sum.loss_sum / sum.tokens - ReadAs<float>(*reference_, "loss").at(0));
   EXPECT_LE(loss_difference, 1e-5);
+  SawOfFamily(GetParam(), "loss", loss_difference <= 1e-5);
 
   double worst = 0;
   for (size_t i = 0; i < runtime.size(); ++i) {
@@ -291,43 +296,12 @@ TEST_P(HuggingFaceFixtures, LogitsLossAndGradients) {
     EXPECT_LE(difference, 1e-4) << parameter.spec.name;
     worst = std::max(worst, difference);
   }
+  SawOfFamily(GetParam(), "gradients", worst <= 1e-4);
   fmt::print("{}: loss {:.1e}, logits {:.1e}, worst gradient {:.1e}\n", NameOfFolder(GetParam()), loss_difference,
              logits_difference, worst);
 }
 
-// One line a fixture.
-INSTANTIATE_TEST_SUITE_P(Families, HuggingFaceFixtures,
-                         testing::Values("llama_untied",       //
-                                         "llama_tied_rope3",   //
-                                         "llama_bias",         //
-                                         "mistral",            //
-                                         "qwen2",              //
-                                         "qwen3",              //
-                                         "mixtral",            //
-                                         "qwen2_moe",          //
-                                         "qwen3_moe",          //
-                                         "gpt2",               //
-                                         "phi3",               //
-                                         "olmo2",              //
-                                         "gemma",              //
-                                         "gemma2",             //
-                                         "gemma3",             //
-                                         "glm4",               //
-                                         "nemotron",           //
-                                         "granite",            //
-                                         "starcoder2",         //
-                                         "exaone4",            //
-                                         "ernie4_5",           //
-                                         "deepseek_v2_lite",   //
-                                         "deepseek_v2_group",  //
-                                         "deepseek_v3",        //
-                                         "gpt_oss",            //
-                                         "glm4_moe",           //
-                                         "minimax_m2",         //
-                                         "mamba2",             //
-                                         "falcon_h1",          //
-                                         "nemotron_h"          //
-                                         ),
+INSTANTIATE_TEST_SUITE_P(Families, HuggingFaceFixtures, testing::ValuesIn(FamilyFixtures()),
                          [](const auto& info) { return info.param; });
 
 // Rotations, biases and forms of weights that the fixtures of the families do not have.

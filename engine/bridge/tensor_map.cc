@@ -51,6 +51,7 @@ absl::Status AddMatrix(const std::vector<RowRun>& runs, const std::vector<Placem
 
 // Rows of each part of theirs; where a split between parts is not told by the order it is into equal shares.
 std::vector<int64_t> PartRows(const TensorRule& rule, const GptConfig& config, size_t parts, int64_t rows) {
+  if (rule.part_rows != nullptr) return rule.part_rows(config);
   if (parts == 3 && rule.order == QkvRows) {
     const int64_t key_rows = rows / (config.num_attention_heads / config.num_query_groups + 2);
     return {rows - 2 * key_rows, key_rows, key_rows};

@@ -44,6 +44,8 @@ struct TensorRule {
   // Names in the running model of transformers, where they are others (gradients of the fixtures); `runtime_transposed` as above.
   std::vector<std::string> runtime = {};
   bool runtime_transposed = false;
+  // Rows of each of `theirs`; null: equal shares, or what QkvRows tells.
+  std::vector<int64_t> (*part_rows)(const GptConfig& config) = nullptr;
 };
 
 // Values of {layer} and {expert}.

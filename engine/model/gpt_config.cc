@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/core/error.h"
+#include "engine/model/gated_delta_net.h"
 #include "engine/model/mamba.h"
 #include "engine/model/mla.h"
 #include "engine/model/moe.h"
@@ -118,9 +119,8 @@ void ValidateMixers(const GptConfig& config) {
     if (MixerOf(config, layer) != MixerKind::kNone || HasMlp(config, layer)) continue;
     throw EngineError(v1::REASON_INVALID_CONFIG, fmt::format("layer {} has neither a mixer nor an MLP", layer));
   }
-  if (CountLayers(config, [](const GptConfig& c, int64_t layer) { return MixerOf(c, layer) == MixerKind::kGatedDeltaNet; }) > 0)
-    Unsupported("gated delta nets");
   if (CountLayers(config, HasMamba) > 0) ValidateMamba(config);
+  if (CountLayers(config, HasGatedDelta) > 0) ValidateGatedDelta(config);
   ValidateMultipliers(config);
 }
 
@@ -150,6 +150,8 @@ bool HasMamba(const GptConfig& config, int64_t layer) {
   return mixer == MixerKind::kMamba2 || mixer == MixerKind::kAttentionAndMamba2;
 }
 
+bool HasGatedDelta(const GptConfig& config, int64_t layer) { return MixerOf(config, layer) == MixerKind::kGatedDeltaNet; }
+
 bool HasMlp(const GptConfig& config, int64_t layer) {
   const auto& pattern = config.mlp_layer_freq;
   return std::cmp_greater_equal(layer, pattern.size()) || pattern[static_cast<size_t>(layer)] != 0;
@@ -174,6 +176,11 @@ bool IsGated(ActivationKind kind) {
 bool IsLowPrecisionLayer(const GptConfig& config, int64_t layer) {
   const LowPrecisionOptions& options = config.low_precision;
   return options.enabled() && layer >= options.first_layers_apart && layer < config.num_layers - options.last_layers_apart;
+}
+
+int64_t QkvWidth(const GptConfig& config) {
+  const int64_t queries = config.attention_output_gate ? 2 * config.num_attention_heads : config.num_attention_heads;
+  return (queries + 2 * config.num_query_groups) * config.kv_channels;
 }
 
 int64_t ContextWidth(const GptConfig& config) {
@@ -207,6 +214,11 @@ void ValidateGptConfig(const GptConfig& config) {
   const int64_t moe_layers = CountLayers(config, IsMoeLayer);
   ValidateMoe(config);
   ValidateMla(config);
+  const bool gate_alone = !config.add_bias_linear && !config.add_qkv_bias && !config.multi_latent_attention;
+  if (config.attention_output_gate && !gate_alone)
+    Unsupported("an output gate of attention with biases or multi-latent attention");
+  if (config.attention_output_gate && CountLayers(config, HasMamba) > 0)
+    Unsupported("an output gate of attention beside Mamba-2 mixers");
   if (CountLayers(config, HasMlp) > moe_layers) RequirePositive("ffn_hidden_size", config.ffn_hidden_size);
   RequirePositive("seq_length", config.seq_length);
   RequirePositive("vocab_size (padded)", config.padded_vocab_size);
@@ -248,6 +260,8 @@ void RequireCudaParts(const GptConfig& c) {
     throw EngineError(v1::REASON_UNSUPPORTED_MODEL,
                       fmt::format("{} has no CUDA operator in this version; --device cpu trains it", part));
   };
+  require_without(CountLayers(c, HasGatedDelta) == 0, "a gated delta net (model.linear_attention_freq)");
+  require_without(!c.attention_output_gate, "an output gate of attention (model.attention_output_gate)");
   require_without(CountLayers(c, HasMamba) == 0, "a Mamba-2 mixer (M or P in model.hybrid_layer_pattern)");
   require_without(c.mlp_gate_multiplier == 1, "a factor of the MLP's gate (model.mlp_gate_multiplier)");
   if (c.num_moe_experts == 0) return;

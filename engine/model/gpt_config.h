@@ -62,6 +62,7 @@ struct GptConfig {
   bool post_layernorm = false;                 // Norms of what attention and MLP add to the residual stream.
   bool layernorm_zero_centered_gamma = false;  // Norm weights are stored minus one.
   bool attention_sinks = false;                // softmax_type = learnable: a score of each head that has no value.
+  bool attention_output_gate = false;          // Attention's output is scaled by a sigmoid of what linear_qkv makes beside.
   int64_t attention_window = 0;                // Sliding window: keys that a query sees, its own included; 0: all before it.
   std::vector<int64_t> window_attn_skip_freq = {};  // By layer, 1: attention_window applies, 0: not; empty: it does everywhere.
   std::vector<int64_t> no_rope_freq = {};           // By layer, 1: no rotary positions; empty: everywhere.
@@ -98,6 +99,13 @@ struct GptConfig {
   double mamba_in_multiplier = 1;              // Of what the mixer reads.
   double mamba_out_multiplier = 1;             // Of what it adds to the residual stream.
   std::vector<double> mamba_multipliers = {};  // Of the parts z, x, B, C and dt of in_proj's output; empty: 1.
+
+  // Gated delta net (engine/model/gated_delta_net.h).
+  int64_t linear_conv_kernel_dim = 4;
+  int64_t linear_key_head_dim = 0;
+  int64_t linear_value_head_dim = 0;
+  int64_t linear_num_key_heads = 0;  // Of queries too.
+  int64_t linear_num_value_heads = 0;
 
   // Multi-latent attention: keys and values from a latent vector of kv_lora_rank.
   bool multi_latent_attention = false;
@@ -190,9 +198,10 @@ bool HasRope(const GptConfig& config, int64_t layer);
 bool IsGated(ActivationKind kind);
 
 MixerKind MixerOf(const GptConfig& config, int64_t layer);
-// Whether a layer has attention, a Mamba-2 mixer, an MLP or experts.
+// Whether a layer has attention, a Mamba-2 mixer, a gated delta net, an MLP or experts.
 bool HasAttention(const GptConfig& config, int64_t layer);
 bool HasMamba(const GptConfig& config, int64_t layer);
+bool HasGatedDelta(const GptConfig& config, int64_t layer);
 bool HasMlp(const GptConfig& config, int64_t layer);
 // Layers that have it; `has` is one of the functions above or IsMoeLayer.
 int64_t CountLayers(const GptConfig& config, bool (*has)(const GptConfig&, int64_t));
@@ -202,6 +211,9 @@ bool IsMoeLayer(const GptConfig& config, int64_t layer);
 
 // Whether the linear layers of a layer run in low precision.
 bool IsLowPrecisionLayer(const GptConfig& config, int64_t layer);
+
+// Rows of linear_qkv.
+int64_t QkvWidth(const GptConfig& config);
 
 // Width of the attention's output, before linear_proj.
 int64_t ContextWidth(const GptConfig& config);

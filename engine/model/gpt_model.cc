@@ -254,7 +254,7 @@ struct GptModel::Impl {
     if (c.multi_latent_attention) {
       p->mla = DeclareMla(c, prefix + "self_attention.", DeclareFor(store));
     } else {
-      p->qkv = DeclareLinear(store, prefix + "self_attention.linear_qkv", q + 2 * kv, c.hidden_size, c.init_method_std,
+      p->qkv = DeclareLinear(store, prefix + "self_attention.linear_qkv", QkvWidth(c), c.hidden_size, c.init_method_std,
                              LinearSplit::kColumns, c.add_qkv_bias);
     }
     if (c.qk_layernorm && !c.multi_latent_attention) {
@@ -293,6 +293,7 @@ struct GptModel::Impl {
     const char* norm = mixer == MixerKind::kMamba2 ? "norm" : "input_layernorm";
     if (c.pre_layernorm && p.has_mixer) p.input_norm = DeclareNorm(store, prefix + norm);
     if (HasMamba(c, layer)) p.mamba = DeclareMamba(c, prefix + "mixer.", DeclareFor(store));
+    if (HasGatedDelta(c, layer)) p.delta = DeclareGatedDelta(c, prefix + "self_attention.", DeclareFor(store));
     if (HasAttention(c, layer)) DeclareAttention(store, prefix, &p);
     if (p.has_mlp) DeclareMlp(store, prefix, &p);
     return p;
@@ -733,8 +734,8 @@ GptModel::MemoryPlan GptModel::PlanMemory(const ParameterStore& store, int micro
 double GptModel::FlopsPerToken() const {
   const GptConfig& c = impl_->config;
   const auto h = static_cast<double>(c.hidden_size), q = static_cast<double>(c.num_attention_heads * c.kv_channels);
-  const auto kv = static_cast<double>(c.num_query_groups * c.kv_channels), s = static_cast<double>(c.seq_length);
-  double projections = h * (q + 2 * kv) + q * h, core = q * s;
+  const auto s = static_cast<double>(c.seq_length);
+  double projections = h * static_cast<double>(QkvWidth(c)) + q * h, core = q * s;
   if (c.multi_latent_attention) {
     const MlaLayout layout = MlaLayoutOf(c);
     const auto query = static_cast<double>(layout.query_width()), rank = static_cast<double>(c.q_lora_rank);
@@ -747,12 +748,17 @@ double GptModel::FlopsPerToken() const {
   // The scan: Megatron-LM's 7 operations for each element of the state.
   const double mamba =
       h * (static_cast<double>(MambaProjectionWidth(c)) + inner) + 3.5 * inner * static_cast<double>(c.mamba_state_dim);
+  // Recalling, correcting and reading the state are a product each.
+  const auto values = static_cast<double>(DeltaLayoutOf(c).value_width());
+  const double delta =
+      h * (static_cast<double>(GatedDeltaWidth(c)) + values) + 3 * values * static_cast<double>(c.linear_key_head_dim);
   const double mlp = h * static_cast<double>(Fc1Width(c) + c.ffn_hidden_size);
   const double experts =
       3 * h * static_cast<double>(c.moe_router_topk * c.moe_ffn_hidden_size + c.moe_shared_expert_intermediate_size);
   const auto count = [&c](bool (*has)(const GptConfig&, int64_t)) { return static_cast<double>(CountLayers(c, has)); };
-  return 6 * (count(HasAttention) * (projections + core) + count(HasMamba) * mamba + (count(HasMlp) - count(IsMoeLayer)) * mlp +
-              count(IsMoeLayer) * experts + h * static_cast<double>(c.padded_vocab_size));
+  return 6 *
+         (count(HasAttention) * (projections + core) + count(HasMamba) * mamba + count(HasGatedDelta) * delta +
+          (count(HasMlp) - count(IsMoeLayer)) * mlp + count(IsMoeLayer) * experts + h * static_cast<double>(c.padded_vocab_size));
 }
 
 }  // namespace mbridge

@@ -31,6 +31,11 @@ Tensor WholeOf(const Step& step, const Tensor& stream) {
 }  // namespace
 
 GptConfig ShareOf(const GptConfig& config, int size) {
+  if (size > 1 && (config.attention_output_gate || CountLayers(config, HasGatedDelta) > 0)) {
+    throw EngineError(
+        v1::REASON_UNSUPPORTED_MODEL,
+        fmt::format("model.tensor_model_parallel_size is {}: 1 with a gated delta net or an output gate of attention", size));
+  }
   GptConfig share = config;
   if (CountLayers(config, HasAttention) > 0) {
     share.num_attention_heads = Divided("model.num_attention_heads", config.num_attention_heads, size);

@@ -11,10 +11,12 @@
 #include "engine/ops/dropout_mask.h"
 #include "engine/ops/geglu.h"
 #include "engine/ops/gradient_sums.h"
+#include "engine/ops/mla_heads.h"
 #include "engine/ops/rms_norm.h"
 #include "engine/ops/rotary.h"
 #include "engine/ops/scale.h"
 #include "engine/ops/scale_columns.h"
+#include "engine/ops/sigmoid_gate.h"
 #include "engine/ops/squared_relu.h"
 #include "engine/ops/swiglu.h"
 
@@ -216,14 +218,18 @@ bool HasBothMixers(const LayerParameters& p) { return p.mamba.present() && p.pro
 BlockEnd MixerEnd(const Step& step, const LayerParameters& p, const LayerRecord& r) {
   static const Linear kNone;
   const GptConfig& c = *step.config;
-  const bool both = HasBothMixers(p), mamba = p.mamba.present();
-  const double own = both ? 1.0 : mamba ? c.mamba_out_multiplier : c.attention_out_multiplier;
+  const bool both = HasBothMixers(p), mamba = p.mamba.present(), delta = p.delta.present();
+  const double own = both || delta ? 1.0 : mamba ? c.mamba_out_multiplier : c.attention_out_multiplier;
+  const Tensor& attention = c.attention_output_gate ? r.gated_context : r.context;
   return {both    ? kNone
           : mamba ? p.mamba.out_proj
+          : delta ? p.delta.out_proj
                   : p.proj,
           p.attention_post_norm,
           r.attention_post_norm,
-          mamba ? r.mamba.gated : r.context,
+          mamba   ? r.mamba.gated
+          : delta ? r.delta.gated
+                  : attention,
           r.attention_output,
           r.proj_keep,
           c.residual_multiplier * own,
@@ -297,11 +303,40 @@ const Tensor& AttentionInput(const Step& step, const LayerRecord& r) {
 }
 const Tensor& MlpInput(const Step& step, const LayerRecord& r) { return step.config->pre_layernorm ? r.normed_middle : r.middle; }
 
-// r->context from the block's input.
+// Visits, group after group, the parts of a row of linear_qkv's output with output gates (queries, gates, key and value) and
+// where they go: copy(wide column, column of qkv or -1, column of the gates or -1, width).
+template <class Copy> void ForEachGatedPart(const GptConfig& c, Copy&& copy) {
+  const QkvLayout layout = LayoutOf(c);
+  const int64_t queries = layout.heads_per_group() * layout.head_size;
+  for (int64_t group = 0; group < layout.groups; ++group) {
+    const int64_t wide = group * (layout.group_width() + queries), plain = group * layout.group_width();
+    copy(wide, plain, -1, queries);
+    copy(wide + queries, -1, group * queries, queries);
+    copy(wide + 2 * queries, plain + queries, -1, layout.group_width() - queries);
+  }
+}
+
+void SplitOutputGate(const Step& step, const Tensor& wide, const Tensor& qkv, const Tensor& gate) {
+  ForEachGatedPart(*step.config, [&](int64_t from, int64_t plain, int64_t gates, int64_t width) {
+    CopyColumns(step.context, wide, from, plain < 0 ? gate : qkv, plain < 0 ? gates : plain, width, step.precision);
+  });
+}
+
+void JoinOutputGate(const Step& step, const Tensor& qkv, const Tensor& gate, const Tensor& wide) {
+  ForEachGatedPart(*step.config, [&](int64_t to, int64_t plain, int64_t gates, int64_t width) {
+    CopyColumns(step.context, plain < 0 ? gate : qkv, plain < 0 ? gates : plain, wide, to, width, step.precision);
+  });
+}
+
+// r->context from the block's input, with an output gate also r->gated_context.
 void AttentionForward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
                       LayerRecord* r) {
   if (p.mla.present()) {
     MlaForward(step, p.mla, weights, scratch.mla, r->mla, AttentionInput(step, *r), r->qkv);
+  } else if (step.config->attention_output_gate) {
+    p.qkv.Forward(step, weights, AttentionInput(step, *r), scratch.wide_qkv, r->qkv_input);
+    SplitOutputGate(step, scratch.wide_qkv, r->projected, r->output_gate);
+    PrepareHeads(step, p, weights, *r);
   } else {
     p.qkv.Forward(step, weights, AttentionInput(step, *r), r->projected, r->qkv_input);
     FinishLinear(step, weights, p.qkv, r->projected);
@@ -310,6 +345,8 @@ void AttentionForward(const Step& step, const LayerParameters& p, const Weights&
   if (step.training()) r->attention_stream = step.streams->model_parallel;
   const Tensor keep = DrawAttentionMask(step, r->attention_keep);
   CoreAttentionForward(step, CoreOptions(step, p, weights, *r), r->qkv, keep, r->attention, r->context, scratch.attention);
+  if (step.config->attention_output_gate)
+    SigmoidGateForward(step.context, r->context, r->output_gate, step.precision, r->gated_context);
 }
 
 // scratch.hidden_a = what attention and Mamba give together.
@@ -336,6 +373,7 @@ void MixerBlockForward(const Step& step, const LayerParameters& p, const Weights
     p.input_norm.Forward(step, weights, r->input, r->input_norm, r->normed_input, MaximumOf(step, r->qkv_input));
   if (p.proj.weight >= 0) AttentionForward(step, p, weights, scratch, r);
   if (p.mamba.present()) MambaForward(step, p.mamba, weights, scratch.mamba, r->mamba, AttentionInput(step, *r));
+  if (p.delta.present()) GatedDeltaForward(step, p.delta, weights, r->delta, AttentionInput(step, *r));
   if (output.empty() && !NeedsProduct(step, p)) {  // A layer without MLP, again.
     DrawHiddenMask(step, r->proj_keep);
     return;
@@ -420,7 +458,12 @@ void MlpBlockBackward(const Step& step, const LayerParameters& p, const Weights&
 // scratch.hidden_b = the gradient of the block's input, from scratch.d_context.
 void AttentionBackward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
                        const LayerRecord& r) {
+  const bool gate = step.config->attention_output_gate;
   Convert(step.context, scratch.d_context, step.precision, scratch.d_context);
+  if (gate) {
+    SigmoidGateBackward(step.context, scratch.d_context, r.context, r.output_gate, step.precision, scratch.d_context,
+                        scratch.d_output_gate);
+  }
   const Tensor attention_keep = step.config->attention_dropout == 0.0 ? Tensor() : r.attention_keep;
   CoreAttentionBackward(step, CoreOptions(step, p, weights, r), scratch.d_context, r.qkv, attention_keep, r.context, r.attention,
                         scratch.d_qkv, scratch.attention);
@@ -431,7 +474,9 @@ void AttentionBackward(const Step& step, const LayerParameters& p, const Weights
   }
   PrepareHeadsBackward(step, p, weights, r, scratch.d_qkv);
   if (p.qkv.bias >= 0) AddColumnSums(step.context, scratch.d_qkv, step.precision, BiasGradOf(weights, p.qkv));
-  p.qkv.Backward(step, weights, scratch.d_qkv, AttentionInput(step, r), scratch.hidden_b, scratch.weight_grad, r.qkv_input);
+  if (gate) JoinOutputGate(step, scratch.d_qkv, scratch.d_output_gate, scratch.wide_qkv);
+  p.qkv.Backward(step, weights, gate ? scratch.wide_qkv : scratch.d_qkv, AttentionInput(step, r), scratch.hidden_b,
+                 scratch.weight_grad, r.qkv_input);
 }
 
 // From the gradient of JoinMixers' sum to scratch.d_context and scratch.mamba.d_gated.
@@ -450,14 +495,18 @@ void PartMixers(const Step& step, const LayerParameters& p, const Weights& weigh
 
 void MixerBlockBackward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
                         const LayerRecord& r, const Tensor& gradient) {
-  const bool both = HasBothMixers(p), mamba = p.mamba.present();
-  const Tensor d_output =
-      BlockEndBackward(step, MixerEnd(step, p, r), weights, scratch, gradient, mamba ? scratch.mamba.d_gated : scratch.d_context);
+  const bool both = HasBothMixers(p), mamba = p.mamba.present(), delta = p.delta.present();
+  const Tensor& d_input_of_end = mamba ? scratch.mamba.d_gated : delta ? scratch.delta.d_gated : scratch.d_context;
+  const Tensor d_output = BlockEndBackward(step, MixerEnd(step, p, r), weights, scratch, gradient, d_input_of_end);
   if (both) PartMixers(step, p, weights, scratch, r, d_output);
   if (p.proj.weight >= 0) AttentionBackward(step, p, weights, scratch, r);
   if (mamba) {
     const Tensor& d_input = both ? scratch.mamba.hidden : scratch.hidden_b;
     MambaBackward(step, p.mamba, weights, scratch.mamba, r.mamba, AttentionInput(step, r), d_input, scratch.weight_grad);
+  }
+  if (delta) {
+    GatedDeltaBackward(step, p.delta, weights, scratch.delta, r.delta, AttentionInput(step, r), scratch.hidden_b,
+                       scratch.weight_grad);
   }
   if (both) {
     BiasDropoutAddForward(step.context, scratch.mamba.hidden, {}, scratch.hidden_b, {}, 0.0, DropoutKind::kEager, step.precision,
@@ -565,7 +614,12 @@ LayerRecord LayerRecord::Allocate(Arena* arena, Arena* again, const Step& step, 
     if (c.attention_dropout > 0.0) r.attention_keep = scores->Allocate(DType::kU8, {b, c.num_attention_heads, s, s});
     r.attention = CoreAttentionRecord::Allocate(scores, step, options);
     r.context = activation(ContextWidth(c));
+    if (c.attention_output_gate) {
+      r.output_gate = activation(ContextWidth(c));
+      r.gated_context = activation(ContextWidth(c));
+    }
   }
+  if (HasGatedDelta(c, layer)) r.delta = GatedDeltaRecord::Allocate(arena, step);
   if (HasMamba(c, layer)) r.mamba = MambaRecord::Allocate(arena, step);
   r.proj_keep = mask(mixer && c.hidden_dropout > 0.0, stream);
   r.fc2_keep = mask(mlp && c.hidden_dropout > 0.0, stream);
@@ -614,12 +668,20 @@ LayerScratch LayerScratch::Allocate(Arena* arena, const Step& step, int threads)
     scratch.d_context = activation(ContextWidth(c));
     scratch.d_qkv = activation(LayoutOf(c).width());
     scratch.attention = arena->Allocate(DType::kU8, {AttentionBytes(step, threads)});
-    largest = std::max(ContextWidth(c), c.multi_latent_attention ? 0 : LayoutOf(c).width()) * c.hidden_size;
+    largest = std::max(ContextWidth(c), c.multi_latent_attention ? 0 : QkvWidth(c)) * c.hidden_size;
   }
   if (dense) {
     scratch.d_activated = scratch.d_fc1 = activation(c.ffn_hidden_size);
     if (Fc1Width(c) != c.ffn_hidden_size) scratch.d_fc1 = activation(Fc1Width(c));
     largest = std::max(largest, Fc1Width(c) * c.hidden_size);
+  }
+  if (CountLayers(c, HasGatedDelta) > 0) {
+    scratch.delta = GatedDeltaScratch::Allocate(arena, step);
+    largest = std::max(largest, GatedDeltaWidth(c) * c.hidden_size);
+  }
+  if (c.attention_output_gate) {
+    scratch.wide_qkv = activation(QkvWidth(c));
+    scratch.d_output_gate = activation(ContextWidth(c));
   }
   if (CountLayers(c, HasMamba) > 0) {
     scratch.mamba = MambaScratch::Allocate(arena, step, threads);

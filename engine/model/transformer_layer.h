@@ -4,6 +4,7 @@
 
 #include "engine/core/arena.h"
 #include "engine/model/core_attention.h"
+#include "engine/model/gated_delta_net.h"
 #include "engine/model/linear.h"
 #include "engine/model/mamba.h"
 #include "engine/model/mla.h"
@@ -24,6 +25,7 @@ struct LayerParameters {
   Linear proj, qkv, fc1, fc2;
   MlaParameters mla;                     // In place of qkv.
   MambaParameters mamba;                 // In place of attention or beside it.
+  GatedDeltaParameters delta;            // In place of attention.
   int sinks = -1;                        // Index of [heads], with attention_sinks.
   MoeParameters moe;                     // In place of fc1 and fc2.
   int query_gamma = -1, key_gamma = -1;  // Indices of [kv_channels] (or of all heads together), with qk_layernorm.
@@ -50,6 +52,8 @@ struct LayerRecord {
   MoeRecord moe;               // In place of the two.
   MlaRecord mla;               // In place of `projected`.
   MambaRecord mamba;
+  GatedDeltaRecord delta;
+  Tensor output_gate, gated_context;                        // As context, with attention_output_gate.
   Tensor sink_probabilities;                                // F32 [b, heads, s], with attention_sinks.
   Tensor attention_output, mlp_output;                      // h: inputs of the post norms, with post_layernorm.
   NarrowInput qkv_input, proj_input, fc1_input, fc2_input;  // Of a low-precision layer; normed_* and activated are scratch then.
@@ -75,6 +79,9 @@ struct LayerScratch {
   MoeScratch moe;
   MlaScratch mla;
   MambaScratch mamba;
+  GatedDeltaScratch delta;
+  Tensor wide_qkv;       // [s, b, QkvWidth], with attention_output_gate.
+  Tensor d_output_gate;  // As d_context, with it.
 
   static LayerScratch Allocate(Arena* arena, const Step& step, int threads);
 };

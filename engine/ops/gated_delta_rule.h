@@ -40,13 +40,13 @@ inline int64_t DeltaChunks(int64_t seq_length) { return (seq_length + kDeltaChun
 // each chunk, for backward; empty: not kept.
 extern Op<void(const Context&, const Tensor& qkv, const Tensor& log_decay, const Tensor& beta, const DeltaLayout& layout,
                DType precision, const Tensor& output, const Tensor& states)>
-    GatedDeltaForward;
+    GatedDeltaRuleForward;
 
 // d_qkv [s, b, width()], d_log_decay and d_beta F32 [s, b, value_heads] from d_output.
 extern Op<void(const Context&, const Tensor& d_output, const Tensor& qkv, const Tensor& log_decay, const Tensor& beta,
                const Tensor& states, const DeltaLayout& layout, DType precision, const Tensor& d_qkv, const Tensor& d_log_decay,
                const Tensor& d_beta)>
-    GatedDeltaBackward;
+    GatedDeltaRuleBackward;
 
 // log_decay = -exp(a_log) softplus(a + dt_bias), beta = sigmoid(b), F32 [s, b, heads], from the columns [column, column + heads)
 // (b) and the next `heads` (a) of projected [s, b, ...]; a_log, dt_bias [heads] of its storage.

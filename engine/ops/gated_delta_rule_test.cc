@@ -70,10 +70,10 @@ Outputs RunBoth(const Inputs& in, const Values& d_output, int64_t s, int64_t b, 
       d(kind.storage, {s, b, o.value_width()}, d_output), d_qkv(kind.storage, {s, b, o.width()}),
       d_decay(DType::kF32, {s, b, o.value_heads}), d_beta(DType::kF32, {s, b, o.value_heads}),
       states(DType::kF32, {b, o.value_heads, DeltaChunks(s), o.key_size * o.value_size});
-  GatedDeltaForward({}, qkv, decay, beta, o, kind.precision, output, states);
-  GatedDeltaBackward({}, d, qkv, decay, beta, states, o, kind.precision, d_qkv, d_decay, d_beta);
+  GatedDeltaRuleForward({}, qkv, decay, beta, o, kind.precision, output, states);
+  GatedDeltaRuleBackward({}, d, qkv, decay, beta, states, o, kind.precision, d_qkv, d_decay, d_beta);
   const Owned again(kind.storage, {s, b, o.value_width()});
-  GatedDeltaForward({}, qkv, decay, beta, o, kind.precision, again, {});
+  GatedDeltaRuleForward({}, qkv, decay, beta, o, kind.precision, again, {});
   EXPECT_EQ(again.ToValues(), output.ToValues()) << "kept states change nothing";
   return {output.ToValues(), d_qkv.ToValues(), d_decay.ToValues(), d_beta.ToValues()};
 }
@@ -167,7 +167,7 @@ TEST(GatedDeltaRuleTest, Gates) {
 TEST(GatedDeltaRuleTest, RefusesOtherShapes) {
   const Owned qkv(DType::kF32, {2, 1, kLayout.width() + 1}), gates(DType::kF32, {2, 1, kLayout.value_heads}),
       output(DType::kF32, {2, 1, kLayout.value_width()});
-  EXPECT_THROW(GatedDeltaForward({}, qkv, gates, gates, kLayout, DType::kF32, output, {}), EngineError);
+  EXPECT_THROW(GatedDeltaRuleForward({}, qkv, gates, gates, kLayout, DType::kF32, output, {}), EngineError);
   EXPECT_THROW(DeltaGatesForward({}, qkv, kLayout.width(), gates, gates, DType::kF32, gates, gates), EngineError);
 }
 

@@ -111,6 +111,10 @@ void ReadMixerParts(const v1::ModelConfig& model, GptConfig* gpt, Problems* prob
     if (model.is_hybrid_model()) problems->push_back({"model.hybrid_layer_pattern", "is missing with model.is_hybrid_model"});
     return;
   }
+  if (!gpt->mixers.empty()) {
+    problems->push_back({"model.linear_attention_freq", "is set beside model.hybrid_layer_pattern: keep one of them"});
+    return;
+  }
   ReadPattern(model, gpt, problems);
   if (AnyMamba(*gpt)) ReadMamba(model, gpt, problems);
 }
@@ -119,7 +123,7 @@ void WriteMixerParts(const GptConfig& gpt, v1::ModelConfig* model) {
   ForEachMultiplier([&](auto field, auto, auto, auto set) {
     if (gpt.*field != 1) (model->*set)(gpt.*field);
   });
-  if (gpt.mixers.empty() && gpt.mlp_layer_freq.empty()) return;
+  if ((gpt.mixers.empty() && gpt.mlp_layer_freq.empty()) || CountLayers(gpt, HasGatedDelta) > 0) return;
   std::string pattern;
   for (int64_t layer = 0; layer < gpt.num_layers; ++layer) {
     const LayerLetter wanted{0, MixerOf(gpt, layer), HasMlp(gpt, layer), IsMoeLayer(gpt, layer)};

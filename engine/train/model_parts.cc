@@ -131,6 +131,38 @@ void ReadRecompute(const v1::ModelConfig& keys, GptConfig* model) {
   }
 }
 
+void ReadGatedDelta(const v1::ModelConfig& keys, GptConfig* model, std::vector<FieldViolation>* problems) {
+  constexpr const char* kFrequency = "model.linear_attention_freq";
+  const bool wanted = !keys.linear_attention_freq().empty();
+  if (wanted != keys.has_experimental_attention_variant()) {
+    problems->push_back(wanted ? FieldViolation{"model.experimental_attention_variant",
+                                                fmt::format("is missing with {}: gated_delta_net", kFrequency)}
+                               : FieldViolation{kFrequency, "is missing with model.experimental_attention_variant"});
+    return;
+  }
+  if (!wanted) return;
+  const std::vector<int64_t> linear = LayerPattern(
+      kFrequency, keys.linear_attention_freq(), model->num_layers, [](int64_t layer, int64_t n) { return layer % n != 0; },
+      problems);
+  for (const int64_t flag : linear) model->mixers.push_back(flag == 1 ? MixerKind::kGatedDeltaNet : MixerKind::kAttention);
+  model->linear_conv_kernel_dim = keys.linear_conv_kernel_dim();
+  model->linear_key_head_dim = keys.linear_key_head_dim();
+  model->linear_value_head_dim = keys.linear_value_head_dim();
+  model->linear_num_key_heads = keys.linear_num_key_heads();
+  model->linear_num_value_heads = keys.linear_num_value_heads();
+}
+
+void WriteGatedDelta(const GptConfig& model, v1::ModelConfig* keys) {
+  if (CountLayers(model, HasGatedDelta) == 0) return;
+  keys->set_experimental_attention_variant("gated_delta_net");
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) keys->add_linear_attention_freq(HasGatedDelta(model, layer) ? 1 : 0);
+  keys->set_linear_conv_kernel_dim(model.linear_conv_kernel_dim);
+  keys->set_linear_key_head_dim(model.linear_key_head_dim);
+  keys->set_linear_value_head_dim(model.linear_value_head_dim);
+  keys->set_linear_num_key_heads(model.linear_num_key_heads);
+  keys->set_linear_num_value_heads(model.linear_num_value_heads);
+}
+
 }  // namespace
 
 void ReadActivation(const v1::ModelConfig& keys, GptConfig* model, std::vector<FieldViolation>* problems) {
@@ -172,6 +204,8 @@ void ReadModelParts(const v1::ModelConfig& keys, GptConfig* model, std::vector<F
   model->no_rope_freq = LayerPattern(
       "model.no_rope_freq", keys.no_rope_freq(), model->num_layers, [](int64_t layer, int64_t n) { return layer % n == 0; },
       problems);
+  model->attention_output_gate = keys.attention_output_gate();
+  ReadGatedDelta(keys, model, problems);
   if (model->position_embedding == PositionKind::kRope) ReadRope(keys, model, problems);
   ReadRecompute(keys, model);
   model->deterministic = keys.deterministic_mode();
@@ -190,6 +224,8 @@ void WriteModelParts(const GptConfig& model, v1::ModelConfig* keys) {
   if (model.logits_scaling != 1) keys->set_logits_scaling(model.logits_scaling);
   for (const int64_t flag : model.window_attn_skip_freq) keys->add_window_attn_skip_freq(flag);
   for (const int64_t flag : model.no_rope_freq) keys->add_no_rope_freq(flag);
+  if (model.attention_output_gate) keys->set_attention_output_gate(true);
+  WriteGatedDelta(model, keys);
   if (model.position_embedding == PositionKind::kRope) WriteRope(model, keys);
 }
 

@@ -30,6 +30,8 @@ const std::vector<const Architecture*>& Architectures() {
       &Qwen2MoeArchitecture(),    //
       &Qwen3Architecture(),       //
       &Qwen3MoeArchitecture(),    //
+      &Qwen3NextArchitecture(),   //
+      &SmolLm3Architecture(),     //
       &Starcoder2Architecture(),  //
   };
   return kAll;

@@ -347,10 +347,10 @@ void GatesBackwardCpu(const Context&, const Tensor& d_log_decay, const Tensor& d
 }  // namespace
 
 Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, const DeltaLayout&, DType, const Tensor&, const Tensor&)>
-    GatedDeltaForward{&ForwardCpu};
+    GatedDeltaRuleForward{&ForwardCpu};
 Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const DeltaLayout&, DType,
         const Tensor&, const Tensor&, const Tensor&)>
-    GatedDeltaBackward{&BackwardCpu};
+    GatedDeltaRuleBackward{&BackwardCpu};
 Op<void(const Context&, const Tensor&, int64_t, const Tensor&, const Tensor&, DType, const Tensor&, const Tensor&)>
     DeltaGatesForward{&GatesForwardCpu};
 Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, int64_t, const Tensor&, const Tensor&, DType, const Tensor&,
