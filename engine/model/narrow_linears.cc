@@ -24,6 +24,9 @@ Tensor Part(const Tensor& scratch, const Shape& shape) {
   return {scratch.data, scratch.dtype, scratch.device, shape};
 }
 
+// Of the scales that Fp8QuantizeByAmax wrote.
+const float* InverseOf(const Tensor& scales) { return scales.as<float>() + 2 * kFp8ScalePitch; }
+
 Fp8Matrix Codes(const Tensor& codes, Fp8Format format, const float* inverse) {
   return {codes.data, format, inverse, codes.shape[0], codes.shape[1], codes.shape[1]};
 }
@@ -77,7 +80,7 @@ void NarrowLinears::AllocateCopies(Arena* arena, Layer* layer) const {
       layer->scales = arena->Allocate(DType::kF32, {Fp8ScaleCount(Fp8Scaling::kSquares, layer->out, layer->in)});
       layer->backward_scales = arena->Allocate(DType::kF32, {Fp8ScaleCount(Fp8Scaling::kSquares, layer->in, layer->out)});
     } else {
-      layer->scales = arena->Allocate(DType::kF32, {3});
+      layer->scales = arena->Allocate(DType::kF32, {3, kFp8ScalePitch});
     }
     return;
   }
@@ -97,7 +100,7 @@ void NarrowLinears::AllocateScratch(Arena* arena, int64_t tokens) {
   gradient_codes_ = arena->Allocate(DType::kU8, {tokens * max_out_});
   if (options_.weight_gradients) gradient_transposed_ = arena->Allocate(DType::kU8, {tokens * max_out_});
   const auto blocks = [&](int64_t width) { return arena->Allocate(DType::kF32, {tokens * width / kFp8Block}); };
-  gradient_scales_ = block_codes_ ? blocks(max_out_) : arena->Allocate(DType::kF32, {3});
+  gradient_scales_ = block_codes_ ? blocks(max_out_) : arena->Allocate(DType::kF32, {3, kFp8ScalePitch});
   if (!block_codes_) return;
   input_scales_ = blocks(max_in_);
   if (options_.weight_gradients) gradient_transposed_scales_ = blocks(max_out_);
@@ -141,7 +144,7 @@ void NarrowLinears::Prepare(int64_t tokens) {
     for (DelayedScales* scales : {&of_inputs_, &of_gradients_}) {
       scales->history = arena->Allocate(DType::kF32, {options_.history_length, count});
       scales->scale = arena->Allocate(DType::kF32, {count});
-      scales->inverse = arena->Allocate(DType::kF32, {count});
+      scales->inverse = arena->Allocate(DType::kF32, {count, kFp8ScalePitch});
     }
   };
   Arena state_plan = Arena::Planning(context_.device);
@@ -153,7 +156,7 @@ void NarrowLinears::Prepare(int64_t tokens) {
 
 NarrowInput NarrowLinears::AllocateInput(Arena* arena, int64_t tokens, int64_t in, bool whole) const {
   NarrowInput input;
-  if (options_.per_tensor()) input.scales = arena->Allocate(DType::kF32, {3});
+  if (options_.per_tensor()) input.scales = arena->Allocate(DType::kF32, {3, kFp8ScalePitch});
   if (block_codes_ && KeepsCodes(whole)) input.scales = arena->Allocate(DType::kF32, {tokens * in / kFp8Block});
   if (KeepsCodes(whole)) input.codes = arena->Allocate(DType::kU8, {in, tokens});
   return input;
@@ -161,7 +164,7 @@ NarrowInput NarrowLinears::AllocateInput(Arena* arena, int64_t tokens, int64_t i
 
 Tensor NarrowLinears::StartMaximum(const Tensor& scales) const {
   DeviceOf(context_.device).Zero(context_, scales.data, sizeof(float));
-  return scales.Rows(0, 1);
+  return {scales.data, DType::kF32, scales.device, {1}};
 }
 
 Tensor NarrowLinears::StartGradientMaximum(const Tensor& dy) {
@@ -177,12 +180,12 @@ const float* NarrowLinears::QuantizeTensor(Role role, int layer, const Tensor& x
   if (delayed && has_scales_) {
     const DelayedScales& state = DelayedOf(role);
     Fp8Quantize(context_, x, state.scale.Rows(layer, 1), FormatOf(role), codes, transposed, maximum);
-    return state.inverse.as<float>() + layer;
+    return state.inverse.as<float>() + layer * kFp8ScalePitch;
   }
   if (!measured) Fp8Amax(context_, x, StartMaximum(scales));
   if (!maximum.empty()) Fp8Amax(context_, x, maximum);
   Fp8QuantizeByAmax(context_, x, {.format = FormatOf(role), .margin = delayed ? options_.margin : 0}, scales, codes, transposed);
-  return scales.as<float>() + 2;
+  return InverseOf(scales);
 }
 
 Tensor NarrowLinears::QuantizeBlocks(Role role, const Tensor& x, bool down_rows, const Tensor& to) {
@@ -248,8 +251,8 @@ void NarrowLinears::Forward(int layer, const Tensor& x, const NarrowInput& kept,
   const Tensor codes = Part(input_codes_, rows.shape);
   const float* inverse = QuantizeTensor(Role::kInput, layer, rows, kept.scales, codes, training ? kept.codes : Tensor(), training,
                                         kept.input_measured);
-  Fp8Gemm(context_, Codes(codes, Fp8Format::kE4M3, inverse), Codes(l.copy, Fp8Format::kE4M3, l.scales.as<float>() + 2),
-          AsMatrix(y), {.fast_accumulate = true});
+  Fp8Gemm(context_, Codes(codes, Fp8Format::kE4M3, inverse), Codes(l.copy, Fp8Format::kE4M3, InverseOf(l.scales)), AsMatrix(y),
+          {.fast_accumulate = true});
 }
 
 void NarrowLinears::InputGradient(int layer, const Tensor& dy, const Tensor& dx) {
@@ -265,7 +268,7 @@ void NarrowLinears::InputGradient(int layer, const Tensor& dy, const Tensor& dx)
   const float* inverse = QuantizeTensor(Role::kGradient, layer, rows, gradient_scales_, codes, transposed, true,
                                         std::exchange(measured_gradient_, nullptr) == dy.data);
   Fp8Gemm(context_, Codes(codes, FormatOf(Role::kGradient), inverse),
-          Codes(l.backward_copy, Fp8Format::kE4M3, l.scales.as<float>() + 2), AsMatrix(dx), {});
+          Codes(l.backward_copy, Fp8Format::kE4M3, InverseOf(l.scales)), AsMatrix(dx), {});
 }
 
 void NarrowLinears::WeightGradient(int layer, const Tensor& dy, const Tensor& x, const NarrowInput& kept,
@@ -281,14 +284,15 @@ void NarrowLinears::WeightGradient(int layer, const Tensor& dy, const Tensor& x,
     return Gemm(context_, AsMatrix(left), AsMatrix(right), AsMatrix(main_grad), add);
   }
   const bool current = options_.recipe == ScalingRecipe::kCurrent || !has_scales_;
-  const float* inverse = current ? kept.scales.as<float>() + 2 : of_inputs_.inverse.as<float>() + layer;
+  const float* inverse = current ? InverseOf(kept.scales) : of_inputs_.inverse.as<float>() + layer * kFp8ScalePitch;
   Tensor codes = kept.codes;
   if (codes.empty()) {
     const Tensor input = AsRows(x);
     codes = Part(input_codes_, {input.shape[1], input.shape[0]});
     inverse = QuantizeTensor(Role::kInput, layer, input, kept.scales, {}, codes, false, kept.input_measured);
   }
-  const float* gradient_inverse = current ? gradient_scales_.as<float>() + 2 : of_gradients_.inverse.as<float>() + layer;
+  const float* gradient_inverse =
+      current ? InverseOf(gradient_scales_) : of_gradients_.inverse.as<float>() + layer * kFp8ScalePitch;
   const Tensor left = Part(gradient_transposed_, {gradient.shape[1], gradient.shape[0]});
   Fp8Gemm(context_, Codes(left, FormatOf(Role::kGradient), gradient_inverse), Codes(codes, Fp8Format::kE4M3, inverse),
           AsMatrix(main_grad), {.accumulate = true});

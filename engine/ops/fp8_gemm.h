@@ -20,9 +20,13 @@ struct Fp8ScaleOptions {
 // finite both are 1, and a scale beyond F32 becomes its largest value.
 extern Op<void(const Context&, const Tensor& amax, const Fp8ScaleOptions&, const Tensor& scale, const Tensor& inverse)> Fp8Scales;
 
-// Delayed scaling of n tensors at the end of a step: scale and inverse as above from the largest of history [length, n] F32 (or
-// with most_recent from its row 0, where the step's maxima were taken; one that is not finite counts as 0: an overflow says
-// nothing of the next step); then the rows move up by one, row 0 goes last, and the new row 0 is 0.
+// F32 values between scales that products read: cuBLASLt 13.1 refuses addresses that are no multiples of 16 bytes.
+inline constexpr int64_t kFp8ScalePitch = 4;
+
+// Delayed scaling of n tensors at the end of a step: scale [n] and inverse [n, kFp8ScalePitch] (its first column) as above from
+// the largest of history [length, n] F32 (or with most_recent from its row 0, where the step's maxima were taken; one that is not
+// finite counts as 0: an overflow says nothing of the next step); then the rows move up by one, row 0 goes last, and the new row
+// 0 is 0.
 extern Op<void(const Context&, const Tensor& history, bool most_recent, const Fp8ScaleOptions&, const Tensor& scale,
                const Tensor& inverse)>
     Fp8DelayedScales;
@@ -34,7 +38,7 @@ extern Op<void(const Context&, const Tensor& x, const Tensor& scale, Fp8Format f
     Fp8Quantize;
 
 // Current scaling: as Fp8Quantize with the scale that Fp8Scales makes of scales[0], the tensor's largest value (of this x or an
-// upper bound). scales [3] F32; scales[1] = the scale and scales[2] = 1 / scale are written.
+// upper bound). scales [3, kFp8ScalePitch] F32, the first column: scales[1] = the scale and scales[2] = 1 / scale are written.
 extern Op<void(const Context&, const Tensor& x, const Fp8ScaleOptions&, const Tensor& scales, const Tensor& rowwise,
                const Tensor& columnwise)>
     Fp8QuantizeByAmax;
@@ -67,7 +71,7 @@ extern Op<void(const Context&, bool* available)> Fp8BlockProducts;
 struct Fp8Matrix {
   void* data = nullptr;
   Fp8Format format = Fp8Format::kE4M3;
-  const float* inverse_scale = nullptr;  // On the device of the data; Fp8ScaleCount of them.
+  const float* inverse_scale = nullptr;  // On the device of the data; Fp8ScaleCount of them, from a multiple of 16 bytes on.
   int64_t rows = 0;
   int64_t cols = 0;
   int64_t stride = 0;

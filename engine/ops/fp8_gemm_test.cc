@@ -49,13 +49,26 @@ TEST(Fp8Test, Scales) {
 }
 
 TEST(Fp8Test, DelayedScalesRollTheHistory) {
-  const Owned history(DType::kF32, {3, 2}, {1, 7, 4, 2, 2, 5}), scale(DType::kF32, {2}), inverse(DType::kF32, {2});
+  const Owned history(DType::kF32, {3, 2}, {1, 7, 4, 2, 2, 5}), scale(DType::kF32, {2}),
+      inverse(DType::kF32, {2, kFp8ScalePitch});
   Fp8DelayedScales({}, history, false, {}, scale, inverse);
   EXPECT_EQ(scale.ToValues(), (Values{112, 64}));
+  EXPECT_EQ(inverse[kFp8ScalePitch], 1.0 / 64);
   EXPECT_EQ(history.ToValues(), (Values{0, 0, 2, 5, 1, 7}));
   const Owned other(DType::kF32, {3, 2}, {1, 7, 4, 2, 2, 5});
   Fp8DelayedScales({}, other, true, {}, scale, inverse);
   EXPECT_EQ(scale.ToValues(), (Values{448, 64}));
+}
+
+TEST(Fp8Test, ProductsRefuseScalesThatCublasRefuses) {
+  const Owned a(DType::kU8, {16, 16}), b(DType::kU8, {16, 16}), c(DType::kF32, {16, 16}), scales(DType::kF32, {8});
+  const auto matrix = [](const Owned& x, const float* inverse) {
+    return Fp8Matrix{x.tensor().data, Fp8Format::kE4M3, inverse, 16, 16, 16};
+  };
+  const float* aligned = scales.tensor().as<float>();
+  Fp8Gemm({}, matrix(a, aligned), matrix(b, aligned + 4), AsMatrix(c), {});
+  EXPECT_THROW(Fp8Gemm({}, matrix(a, aligned), matrix(b, aligned + 1), AsMatrix(c), {}), EngineError);
+  EXPECT_THROW(Fp8Gemm({}, matrix(a, aligned + 2), matrix(b, aligned), AsMatrix(c), {}), EngineError);
 }
 
 TEST(Fp8Test, ProductsStayNearTheExactOnes) {

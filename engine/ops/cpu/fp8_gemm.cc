@@ -54,7 +54,7 @@ void DelayedScalesCpu(const Context&, const Tensor& history, bool most_recent, c
       for (int64_t row = 1; row < length; ++row) largest = std::fmax(largest, values[row * count + i]);
     }
     scale.as<float>()[i] = ScaleOf(largest, options);
-    inverse.as<float>()[i] = 1.0f / scale.as<float>()[i];
+    inverse.as<float>()[i * kFp8ScalePitch] = 1.0f / scale.as<float>()[i];
     for (int64_t row = 0; row + 1 < length; ++row) values[row * count + i] = values[(row + 1) * count + i];
     values[(length - 1) * count + i] = newest;
     values[i] = 0.0f;
@@ -81,8 +81,9 @@ void QuantizeCpu(const Context& context, const Tensor& x, const Tensor& scale, F
 
 void QuantizeByAmaxCpu(const Context& context, const Tensor& x, const Fp8ScaleOptions& options, const Tensor& scales,
                        const Tensor& rowwise, const Tensor& columnwise) {
-  const Tensor scale = scales.Rows(1, 1);
-  ScalesCpu(context, scales.Rows(0, 1), options, scale, scales.Rows(2, 1));
+  const auto value = [&](int64_t row) { return Tensor{scales.Rows(row, 1).data, DType::kF32, scales.device, {1}}; };
+  const Tensor scale = value(1);
+  ScalesCpu(context, value(0), options, scale, value(2));
   QuantizeCpu(context, x, scale, options.format, rowwise, columnwise, {});
 }
 
@@ -193,6 +194,12 @@ void CheckFp8Gemm(const Fp8Matrix& a, const Fp8Matrix& b, const Matrix& c, const
     }
     if (a.scaling == Fp8Scaling::kSquares && b.scaling == Fp8Scaling::kSquares)
       ThrowEngineError("8-bit product of two matrices with scales of squares");
+  }
+  for (const Fp8Matrix* x : {&a, &b}) {
+    if (reinterpret_cast<uintptr_t>(x->inverse_scale) % 16 != 0) {
+      ThrowEngineError("8-bit product: the address of a scale is {}, not a multiple of 16",
+                       static_cast<const void*>(x->inverse_scale));
+    }
   }
   if (a.format == Fp8Format::kE5M2 && b.format == Fp8Format::kE5M2) ThrowEngineError("8-bit product of two E5M2 matrices");
   if (options.accumulate && c.dtype != DType::kF32) ThrowEngineError("product added to {}: F32 only", NameOf(c.dtype));

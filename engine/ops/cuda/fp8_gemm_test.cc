@@ -34,7 +34,7 @@ TEST(Fp8Cuda, SmallCopiesEqualTheCpuTwins) {
         const OnGpu only(DType::kU8, {cols, rows});
         Fp8Quantize(gpu, x_gpu, scale_gpu, format, {}, only, {});
         EXPECT_EQ(only.ToValues(), columnwise.ToValues());
-        const Owned scales(DType::kF32, {3}, {300.0, 0.0, 0.0});
+        const Owned scales(DType::kF32, {3, kFp8ScalePitch}, {300.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0});
         const OnGpu scales_gpu(scales), by_amax(DType::kU8, {rows, cols});
         Fp8QuantizeByAmax.cpu({}, x, {.format = format, .margin = 1}, scales, rowwise, {});
         Fp8QuantizeByAmax(gpu, x_gpu, {.format = format, .margin = 1}, scales_gpu, by_amax, {});
@@ -59,8 +59,9 @@ TEST(Fp8Cuda, SmallScalesEqualTheCpuTwins) {
     EXPECT_EQ(scale_gpu.ToValues(), scale.ToValues());
     EXPECT_EQ(inverse_gpu.ToValues(), inverse.ToValues());
     for (const bool most_recent : {false, true}) {
-      const Owned history(DType::kF32, {5, 300}, maxima), delayed(DType::kF32, {300}), inverse_delayed(DType::kF32, {300});
-      const OnGpu history_gpu(history), delayed_gpu(DType::kF32, {300}), inverse_delayed_gpu(DType::kF32, {300});
+      const Owned history(DType::kF32, {5, 300}, maxima), delayed(DType::kF32, {300}),
+          inverse_delayed(DType::kF32, {300, kFp8ScalePitch});
+      const OnGpu history_gpu(history), delayed_gpu(DType::kF32, {300}), inverse_delayed_gpu(inverse_delayed);
       Fp8DelayedScales.cpu({}, history, most_recent, options, delayed, inverse_delayed);
       Fp8DelayedScales(gpu, history_gpu, most_recent, options, delayed_gpu, inverse_delayed_gpu);
       EXPECT_EQ(delayed_gpu.ToValues(), delayed.ToValues());

@@ -63,20 +63,23 @@ __global__ void DelayedScalesKernel(float* history, int64_t length, int64_t coun
   history[(length - 1) * count + i] = newest;
   history[i] = 0.0f;
   scale[i] = ScaleOf(amax, largest, margin_factor, power_of_two);
-  inverse[i] = __fdiv_rn(1.0f, scale[i]);
+  inverse[i * kFp8ScalePitch] = __fdiv_rn(1.0f, scale[i]);
 }
 
 // Where a kernel's scale comes from: given, or made of the tensor's largest value and written behind it.
 struct ScaleSource {
   const float* given;
-  float* scales;  // [3]: largest value, scale, 1 / scale; null with a given scale.
+  float* scales;  // [3, kFp8ScalePitch]: largest value, scale, 1 / scale; null with a given scale.
   float largest, margin_factor;
   bool power_of_two;
 
   __device__ float Take() const {
     if (scales == nullptr) return *given;
     const float scale = ScaleOf(scales[0], largest, margin_factor, power_of_two);
-    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) scales[1] = scale, scales[2] = __fdiv_rn(1.0f, scale);
+    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
+      scales[kFp8ScalePitch] = scale;
+      scales[2 * kFp8ScalePitch] = __fdiv_rn(1.0f, scale);
+    }
     return scale;
   }
 };
@@ -191,7 +194,7 @@ void QuantizeCuda(const Context& context, const Tensor& x, const Tensor& scale, 
 
 void QuantizeByAmaxCuda(const Context& context, const Tensor& x, const Fp8ScaleOptions& o, const Tensor& scales,
                         const Tensor& rowwise, const Tensor& columnwise) {
-  CheckFp8Quantize(x, scales.Rows(1, 1), rowwise, columnwise);
+  CheckFp8Quantize(x, {scales.data, DType::kF32, scales.device, {1}}, rowwise, columnwise);
   const ScaleSource source{nullptr, scales.as<float>(), LargestOf(o.format), std::ldexp(1.0f, -o.margin), o.power_of_two};
   Quantize(context, x, source, o.format, rowwise, columnwise, {});
 }
