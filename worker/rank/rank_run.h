@@ -27,10 +27,10 @@ v1::RankResult ResultOf(const std::function<v1::RankResult()>& body);
 
 RunIdentity MakeRunIdentity(const v1::RankSpec& spec);
 
-// Trains on plan.device, in `context` with kOperatorWorkspaceBytes, as rank spec.rank() of spec.world_size(), whose peers are met in the folder `rendezvous`. Says what
-// memory is planned and, on a GPU, what was in use at the end: through the sink, or where there is none on standard output.
-// Throws EngineError; OUT_OF_MEMORY names what was asked for, what there is and the plan, before the start also the layouts that
-// fit.
+// Trains on plan.device, in `context` with kOperatorWorkspaceBytes, as rank spec.rank() of spec.world_size(), whose peers are met
+// in the folder `rendezvous`. Says what memory is planned and, on a GPU, what was in use at the end: through the sink, or where
+// there is none on standard output. Throws EngineError; OUT_OF_MEMORY names what was asked for, what there is and the plan,
+// before the start also the layouts that fit.
 v1::RankResult RunTraining(const v1::RankSpec& spec, const TrainingPlan& plan, const Context& context,
                            const std::string& rendezvous, EventSink* sink);
 

@@ -28,7 +28,8 @@ struct AttentionWorkspace {
                                 std::clamp<int64_t>(o.batch * o.groups, 1, kMaxChunk));
     scores = (chunk * plane + 127) / 128 * 128;
     uncapped = o.soft_cap > 0.0f ? scores : 0;
-    head_grads = o.heads == o.groups ? 0 : (o.batch * o.heads * o.seq_length * std::max(o.head_size, o.value_width()) + 127) / 128 * 128;
+    head_grads =
+        o.heads == o.groups ? 0 : (o.batch * o.heads * o.seq_length * std::max(o.head_size, o.value_width()) + 127) / 128 * 128;
   }
   int64_t bytes() const { return (2 * scores + 2 * head_grads) * element_size + uncapped * static_cast<int64_t>(sizeof(float)); }
 };
