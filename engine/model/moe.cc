@@ -36,10 +36,11 @@ int64_t TokensOf(const Step& step) { return step.seq_length * step.micro_batch_s
 
 bool HasBalanceLoss(const GptConfig& c) { return c.moe_load_balancing != LoadBalancing::kNone && c.moe_aux_loss_coeff > 0; }
 
-// `tensor` as F32: itself, or converted into `copy`.
+// `tensor` as F32: itself, or converted into the beginning of `copy`.
 Tensor AsF32(const Step& step, const Tensor& tensor, const Tensor& copy) {
   if (tensor.dtype == DType::kF32) return tensor;
-  const Tensor wide = copy.View(tensor.shape);
+  if (tensor.size() > copy.size()) ThrowEngineError("{} values do not fit a copy of {}", tensor.size(), copy.size());
+  const Tensor wide{copy.data, DType::kF32, copy.device, tensor.shape};
   Convert(step.context, tensor, DType::kF32, wide);
   return wide;
 }
