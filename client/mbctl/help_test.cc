@@ -116,6 +116,7 @@ TEST_F(Mbctl, EveryPrintedSubmitIsValid) {
       ::testing::TempDir() + std::to_string(getpid()) + "-run.yaml";  // The examples make run.yaml before they use it.
   for (const std::string& line : lines) {
     std::vector<std::string> words = Words(line);
+    if (std::find(words.begin(), words.end(), "--hf") != words.end()) continue;  // Reads a model, by mbrank: end-to-end tests.
     std::replace(words.begin(), words.end(), std::string("run.yaml"), written);
     if (std::find(words.begin(), words.end(), "--dry-run") == words.end()) words.push_back("--dry-run");
     words.push_back("--local");
