@@ -12,6 +12,20 @@ namespace {
 
 cudaStream_t StreamOf(const Context& context) { return static_cast<cudaStream_t>(context.stream); }
 
+// Asks `query` until the GPU is done; runs the watches meanwhile.
+template <class Query> void AwaitWatched(const Query& query) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (int64_t spin = 1;; ++spin) {
+    const cudaError_t state = query();
+    if (state == cudaSuccess) return;
+    if (state != cudaErrorNotReady) MB_CUDA(state);
+    if (spin % 1024 != 0) continue;
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+    RunWatches(waited.count());
+    if (waited.count() > 0.1) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
 class CudaDevice : public Device {
  public:
   void* Allocate(size_t bytes, const char* purpose) override {
@@ -40,6 +54,12 @@ class CudaDevice : public Device {
     MB_CUDA(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, StreamOf(context)));
   }
   void CopyToHost(const Context& context, void* host, const void* from, size_t bytes) override {
+    if (HasWatches()) {
+      // Into pageable memory the copy itself waits for the stream, where no watch runs.
+      cudaPointerAttributes attributes{};
+      MB_CUDA(cudaPointerGetAttributes(&attributes, host));
+      if (attributes.type == cudaMemoryTypeUnregistered) Synchronize(context);
+    }
     MB_CUDA(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, StreamOf(context)));
   }
   void CopyOnDevice(const Context& context, void* to, const void* from, size_t bytes) override {
@@ -53,7 +73,13 @@ class CudaDevice : public Device {
   void Record(const Context& context, void* event) override {
     MB_CUDA(cudaEventRecord(static_cast<cudaEvent_t>(event), StreamOf(context)));
   }
-  void WaitFor(void* event) override { MB_CUDA(cudaEventSynchronize(static_cast<cudaEvent_t>(event))); }
+  void WaitFor(void* event) override {
+    if (!HasWatches()) {
+      MB_CUDA(cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
+      return;
+    }
+    AwaitWatched([&] { return cudaEventQuery(static_cast<cudaEvent_t>(event)); });
+  }
   Context MakeContext(size_t workspace_bytes) override {
     MB_CUDA(cudaSetDevice(0));  // The agent leaves one GPU visible to each rank.
     cudaStream_t stream = nullptr;
@@ -65,16 +91,7 @@ class CudaDevice : public Device {
       MB_CUDA(cudaStreamSynchronize(StreamOf(context)));
       return;
     }
-    const auto begin = std::chrono::steady_clock::now();
-    for (int64_t spin = 1;; ++spin) {
-      const cudaError_t state = cudaStreamQuery(StreamOf(context));
-      if (state == cudaSuccess) return;
-      if (state != cudaErrorNotReady) MB_CUDA(state);
-      if (spin % 1024 != 0) continue;
-      const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
-      RunWatches(waited.count());
-      if (waited.count() > 0.1) std::this_thread::sleep_for(std::chrono::microseconds(50));
-    }
+    AwaitWatched([&] { return cudaStreamQuery(StreamOf(context)); });
   }
   void BeginRecording(const Context& context) override {
     MB_CUDA(cudaStreamBeginCapture(StreamOf(context), cudaStreamCaptureModeThreadLocal));
