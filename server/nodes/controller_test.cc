@@ -219,6 +219,19 @@ TEST_F(ControllerTest, AJobRunsToItsEnd) {
   EXPECT_EQ(Get(job).event_sequence(), static_cast<int64_t>(sequences.size()));
 }
 
+TEST_F(ControllerTest, MessagesBeforeTheStartDoNotHideItsStep) {
+  agent_.Sync(*controller_);
+  const std::string job = Submit();
+  agent_.Sync(*controller_);
+  agent_.Record(job).set_message("memory of rank 0");
+  agent_.Sync(*controller_);
+  EXPECT_EQ(State(job), v1::JOB_STATE_STARTING);
+  agent_.Record(job).mutable_started()->set_first_step(5);
+  agent_.Sync(*controller_);
+  EXPECT_EQ(State(job), v1::JOB_STATE_RUNNING);
+  EXPECT_EQ(Get(job).attempts(0).first_step(), 5);
+}
+
 TEST_F(ControllerTest, ADeathWithinASecondIsNoSuccess) {
   agent_.Sync(*controller_);
   const std::string job = Submit();

@@ -143,9 +143,11 @@ void Controller::State::ApplyRecords(Change* change, const std::string& node_id,
     if (record.sequence() != next) continue;  // Seen before, or behind a gap that the agent fills.
     ++next;
     v1::Attempt* attempt = CurrentAttempt(job);
-    if (job.state() == v1::JOB_STATE_STARTING) {
-      attempt->set_first_step(record.started().first_step());
-      const char* doing = job.spec().kind() == v1::JOB_KIND_CONVERT ? "converting" : "training";
+    if (record.has_started()) attempt->set_first_step(record.started().first_step());
+    const bool converts = job.spec().kind() == v1::JOB_KIND_CONVERT;
+    // Ranks speak before they train: of their memory.
+    if (job.state() == v1::JOB_STATE_STARTING && (converts || record.what_case() != v1::RankRecord::kMessage)) {
+      const char* doing = converts ? "converting" : "training";
       SetState(change, v1::JOB_STATE_RUNNING, v1::REASON_UNSPECIFIED,
                record.has_started() && record.started().first_step() > 0
                    ? fmt::format("training after step {}", record.started().first_step())
