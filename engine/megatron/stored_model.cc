@@ -267,10 +267,11 @@ absl::StatusOr<StoredModel> OpenStoredModel(const std::string& directory, const 
   model.path = directory;
   std::error_code error;
   if (!fs::is_directory(directory, error)) {
-    return MakeStatus(absl::StatusCode::kNotFound, v1::REASON_CHECKPOINT_NOT_FOUND,
+    return MakeStatus(absl::StatusCode::kInvalidArgument, v1::REASON_INVALID_REQUEST,
                       fmt::format("{} is not a directory of the node: give the folder with {}, or one of its iter_ folders",
                                   directory, kTrackerName));
   }
+  MB_RETURN_IF_ERROR(CheckRoots(directory, roots));  // Before anything in it is read.
   if (fs::exists(fmt::format("{}/{}", directory, kTrackerName), error)) {
     MB_ASSIGN_OR_RETURN(std::string text, ReadWholeFile(fmt::format("{}/{}", directory, kTrackerName), 64));
     while (!text.empty() && (text.back() == '\n' || text.back() == ' ' || text.back() == '\r')) text.pop_back();
@@ -279,7 +280,7 @@ absl::StatusOr<StoredModel> OpenStoredModel(const std::string& directory, const 
     if (!number && text != "release") return BrokenCheckpoint(directory, fmt::format("{} says \"{}\"", kTrackerName, text));
     model.path = number ? fmt::format("{}/iter_{:07}", directory, std::stoll(text)) : directory + "/release";
     if (!fs::is_directory(model.path, error)) {
-      return MakeStatus(absl::StatusCode::kNotFound, v1::REASON_CHECKPOINT_NOT_FOUND,
+      return MakeStatus(absl::StatusCode::kInvalidArgument, v1::REASON_INVALID_REQUEST,
                         fmt::format("{} says {}, but there is no folder {}", kTrackerName, text, model.path));
     }
   }
@@ -307,7 +308,7 @@ absl::StatusOr<StoredModel> OpenStoredModel(const std::string& directory, const 
         "are torch_dist and torch");
   } else {
     return MakeStatus(
-        absl::StatusCode::kNotFound, v1::REASON_CHECKPOINT_NOT_FOUND,
+        absl::StatusCode::kInvalidArgument, v1::REASON_INVALID_REQUEST,
         fmt::format("{} is no checkpoint of Megatron-LM: it has neither metadata.json (torch_dist) nor mp_rank_ folders (torch)",
                     model.path));
   }

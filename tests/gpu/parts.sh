@@ -59,6 +59,7 @@ compare() {
   else
     run mbctl compare "$(run mbctl ps -a -o name --filter "run_name=$oracle" | head -n 1)" "$here/mlm/losses.json:$oracle" \
       --tolerance "$tolerance" --grad-norm-tolerance "$norm_tolerance" 2>&1 | tee -a "$OUT/$oracle.log" | tail -n 16 || status=$?
+    grep -q "^verdict: equal" "$OUT/$oracle.log" || status=1  # "close" is up to twice the bound.
   fi
   verdict "parity $oracle" "$status"
 }
