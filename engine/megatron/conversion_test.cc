@@ -160,6 +160,9 @@ TEST_F(MegatronTest, RefusesWithTheReasonAndTheWayOut) {
   EXPECT_THAT(Refusal(Import(Path("empty"))), HasSubstr("is no checkpoint of Megatron-LM"));
   Write(Path("empty/latest_checkpointed_iteration.txt"), "../../etc");
   EXPECT_THAT(Refusal(Import(Path("empty"))), HasSubstr("says \"../../etc\""));
+  MegatronImportOptions unread = Import(Path("empty"));
+  unread.roots = {Fixture("gpt")};
+  EXPECT_THAT(Refusal(unread), HasSubstr("none of the allowed roots")) << "the file outside was read";
 
   const std::string source = Copy("gpt/torch_dist"), folder = source + "/iter_0000010";
   MegatronImportOptions outside = Import(source);
