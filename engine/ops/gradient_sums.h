@@ -9,7 +9,8 @@ namespace mbridge {
 // main_grad += round(grad). grad F32 or storage of `precision`; main_grad F32, as many elements.
 extern Op<void(const Context&, const Tensor& grad, DType precision, const Tensor& main_grad)> AddGradient;
 
-// main_grad[j] += round(sum over rows of x[i, j]); F32 sums in row order. x [rows, n], main_grad [n] F32.
+// main_grad[j] += round(sum over rows of round(x[i, j])); F32 sums. x [rows, n] F32 or storage of `precision`,
+// main_grad [n] F32.
 extern Op<void(const Context&, const Tensor& x, DType precision, const Tensor& main_grad)> AddColumnSums;
 
 }  // namespace mbridge

@@ -360,9 +360,9 @@ gap() {
 fp8() {
   local shape=(model.seq_length=2048 dataset.seq_length=2048 train.micro_batch_size=4 train.global_batch_size=8
     model.vocab_size=128256 train.train_iters=200 validation.eval_iters=0 scheduler.lr_warmup_iters=10 scheduler.lr_decay_iters=200
-    optimizer.lr="${FP8_LR:-5e-5}" optimizer.min_lr="${FP8_LR:-5e-5}" logger.log_interval=1 logger.log_throughput=true)
+    optimizer.lr="${FP8_LR:-5e-6}" optimizer.min_lr="${FP8_LR:-5e-6}" logger.log_interval=1 logger.log_throughput=true)
   local name preset status
-  for name in bf16 ${FP8_RECIPES:-current delayed}; do
+  for name in bf16 ${FP8_RECIPES:-current delayed subchannel}; do
     preset="bf16_with_fp8_${name}_scaling_mixed" status=0
     [ "$name" = bf16 ] && preset=bf16_mixed
     [ "$name" = mxfp8 ] && preset=bf16_with_mxfp8_mixed

@@ -5,7 +5,8 @@
 namespace mbridge::cuda {
 namespace {
 
-template <class T, int kWidth> struct Body {
+// T: storage; P: the precision.
+template <class T, class P, int kWidth> struct Body {
   static constexpr int kN = kWidth;
   using Row = Pack<T, kN>;
   struct Bias {
@@ -25,21 +26,20 @@ template <class T, int kWidth> struct Body {
     float values[kN];
     Unpack(loaded, values);
 #pragma unroll
-    for (int i = 0; i < kN; ++i) values[i] += b.values[i];
+    for (int i = 0; i < kN; ++i) values[i] = Round<P>(Round<P>(values[i]) + Round<P>(b.values[i]));
     StoreFloats<kN>(x + row * n + column, values);
   }
 };
 
 void BiasAddCuda(const Context& context, const Tensor& x, const Tensor& bias, DType precision) {
-  CheckStorage(x, precision);
   const int64_t n = bias.size(), rows = x.size() / n;
-  WithType(x.dtype, [&]<class T>(T) {
+  WithStorage(x.dtype, precision, [&]<class T, class P>(T, P) {
     T* values = PointerOf<T>(x);
     const T* b = PointerOf<T>(bias);
     if (n % kVectorSize<T> == 0 && AreAligned16(values, b)) {
-      LaunchRows<4>(context, Body<T, kVectorSize<T>>{values, b, n}, rows, n);
+      LaunchRows<4>(context, Body<T, P, kVectorSize<T>>{values, b, n}, rows, n);
     } else {
-      LaunchRows<4>(context, Body<T, 1>{values, b, n}, rows, n);
+      LaunchRows<4>(context, Body<T, P, 1>{values, b, n}, rows, n);
     }
   });
 }

@@ -20,10 +20,12 @@ TEST(BiasAddCudaSmall, EqualsTheCpuTwin) {
   const Gpu gpu;
   for (const DType dtype : kGpuTypes) {
     for (const auto& [rows, n] : kShapes) {
-      const Twin x(dtype, {rows, n}, 1), bias(dtype, {n}, 2);
-      BiasAdd.cpu({}, x.cpu, bias.cpu, dtype);
-      BiasAdd(gpu, x.gpu, bias.gpu, dtype);
-      EXPECT_EQ(x.gpu.ToValues(), x.cpu.ToValues()) << NameOf(dtype) << " " << rows << " " << n;
+      for (const DType storage : {dtype, DType::kF32}) {
+        const Twin x(storage, {rows, n}, 1), bias(storage, {n}, 2);
+        BiasAdd.cpu({}, x.cpu, bias.cpu, dtype);
+        BiasAdd(gpu, x.gpu, bias.gpu, dtype);
+        EXPECT_EQ(x.gpu.ToValues(), x.cpu.ToValues()) << NameOf(storage) << " as " << NameOf(dtype) << " " << rows << " " << n;
+      }
     }
   }
 }

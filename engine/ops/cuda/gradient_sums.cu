@@ -34,24 +34,17 @@ template <class T, class P, int kWidth> struct AddBody {
 void AddGradientCuda(const Context& context, const Tensor& grad, DType precision, const Tensor& main_grad) {
   const int64_t count = main_grad.size();
   if (grad.size() != count) ThrowEngineError("gradient of {} elements for {}", grad.size(), count);
-  if (grad.dtype != precision && grad.dtype != DType::kF32) {
-    ThrowEngineError("gradient of {} rounded to {}", NameOf(grad.dtype), NameOf(precision));
-  }
-  WithType(grad.dtype, [&]<class T>(T) {
-    WithType(precision, [&]<class P>(P) {
-      if constexpr (std::is_same_v<T, float> || std::is_same_v<T, P>) {
-        const T* g = PointerOf<T>(grad);
-        float* sum = PointerOf<float>(main_grad);
-        LaunchFlat<2, kVectorSize<T>>(context, count, AreAligned16(g, sum),
-                                      [&]<int kN>(std::integral_constant<int, kN>, int64_t offset, int64_t width) {
-                                        return AddBody<T, P, kN>{g + offset, sum + offset, width};
-                                      });
-      }
-    });
+  WithStorage(grad.dtype, precision, [&]<class T, class P>(T, P) {
+    const T* g = PointerOf<T>(grad);
+    float* sum = PointerOf<float>(main_grad);
+    LaunchFlat<2, kVectorSize<T>>(context, count, AreAligned16(g, sum),
+                                  [&]<int kN>(std::integral_constant<int, kN>, int64_t offset, int64_t width) {
+                                    return AddBody<T, P, kN>{g + offset, sum + offset, width};
+                                  });
   });
 }
 
-template <class T, int kWidth> struct SumBody {
+template <class T, class P, int kWidth> struct SumBody {
   static constexpr int kN = kWidth, kSums = 1;
   using Row = Pack<T, kN>;
   const T* x;
@@ -62,20 +55,19 @@ template <class T, int kWidth> struct SumBody {
     float values[kN];
     Unpack(loaded, values);
 #pragma unroll
-    for (int i = 0; i < kN; ++i) sums[0][i] += values[i];
+    for (int i = 0; i < kN; ++i) sums[0][i] += Round<P>(values[i]);
   }
 };
 
 void AddColumnSumsCuda(const Context& context, const Tensor& x, DType precision, const Tensor& main_grad) {
-  CheckStorage(x, precision);
   const int64_t n = main_grad.size(), rows = x.size() / n;
   const ColumnOutputs outputs{{PointerOf<float>(main_grad), nullptr}};
-  WithType(x.dtype, [&]<class T>(T) {
+  WithStorage(x.dtype, precision, [&]<class T, class P>(T, P) {
     const T* values = PointerOf<T>(x);
     if (n % kVectorSize<T> == 0 && AreAligned16(values)) {
-      SumColumns<T>(context, SumBody<T, kVectorSize<T>>{values, n}, rows, n, outputs);
+      SumColumns<P>(context, SumBody<T, P, kVectorSize<T>>{values, n}, rows, n, outputs);
     } else {
-      SumColumns<T>(context, SumBody<T, 1>{values, n}, rows, n, outputs);
+      SumColumns<P>(context, SumBody<T, P, 1>{values, n}, rows, n, outputs);
     }
   });
 }

@@ -248,9 +248,11 @@ void CheckColumnSums(const Gpu& gpu, std::initializer_list<RowShape> shapes) {
       Values expected(n, 0.0);
       for (int64_t i = 0; i < rows * n; ++i) expected[i % n] += x[i];
       for (double& sum : expected) sum = RoundTo(dtype, sum);
-      const OnGpu grad(DType::kF32, {n}, Values(n, 0.0));
-      AddColumnSums(gpu, OnGpu(dtype, {rows, n}, x), dtype, grad);
-      ExpectNear(grad.ToValues(), expected, StepOf(dtype), 1e-5 + 2e-7 * rows);
+      for (const DType storage : {dtype, DType::kF32}) {
+        const OnGpu grad(DType::kF32, {n}, Values(n, 0.0));
+        AddColumnSums(gpu, OnGpu(storage, {rows, n}, x), dtype, grad);
+        ExpectNear(grad.ToValues(), expected, StepOf(dtype), 1e-5 + 2e-7 * rows);
+      }
     }
   }
 }

@@ -119,6 +119,18 @@ inline void CheckStorage(const Tensor& x, DType precision) {
   if (x.dtype != precision) ThrowEngineError("CUDA operator on {} values rounded to {}", NameOf(x.dtype), NameOf(precision));
 }
 
+// function(T, P): T the type of the storage, which is F32 or that of the precision, P the precision. Throws for another storage.
+template <class Function> void WithStorage(DType storage, DType precision, const Function& function) {
+  if (storage != precision && storage != DType::kF32) {
+    ThrowEngineError("CUDA operator on {} values rounded to {}", NameOf(storage), NameOf(precision));
+  }
+  WithType(storage, [&]<class T>(T) {
+    WithType(precision, [&]<class P>(P) {
+      if constexpr (std::is_same_v<T, float> || std::is_same_v<T, P>) function(T{}, P{});
+    });
+  });
+}
+
 // Typed pointer of a tensor with a device type; null for an empty one.
 template <class T> T* PointerOf(const Tensor& x) { return static_cast<T*>(x.data); }
 
