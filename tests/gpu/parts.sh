@@ -312,10 +312,18 @@ gpt2=(model.num_layers=12 model.hidden_size=768 model.num_attention_heads=12 mod
   dataset.seq_length=1024 train.micro_batch_size=64 train.global_batch_size=512 model.vocab_size=50304 train.train_iters=10
   validation.eval_iters=0 scheduler.lr_warmup_iters=1 scheduler.lr_decay_iters=10)
 
+# Qwen2.5-0.5B from scratch, 524,288 tokens a step.
+qwen_half=(model.num_layers=24 model.hidden_size=896 model.num_attention_heads=14 model.num_query_groups=2 model.kv_channels=64
+  model.ffn_hidden_size=4864 model.vocab_size=151936 model.rotary_base=1000000 model.rope_scaling=false model.add_qkv_bias=true
+  model.seq_length=1024 dataset.seq_length=1024 train.micro_batch_size=32 train.global_batch_size=512 validation.eval_iters=0
+  scheduler.lr_warmup_iters=1 optimizer.use_precision_aware_optimizer=true optimizer.exp_avg_dtype=bf16
+  optimizer.exp_avg_sq_dtype=bf16)
+
 train() {
   bench 1b llama32_1b_pretrain_config 1 "${long[@]}" "${ten[@]}" train.global_batch_size=8
   bench gpt2-124m vanilla_gpt_pretrain_config 1 "${gpt2[@]}" "${no_dropout[@]}"
   bench correlation vanilla_gpt_megatron_lm_config 1 "${correlation[@]}" "${no_dropout[@]}"
+  bench qwen25-0.5b llama32_1b_pretrain_config 1 "${qwen_half[@]}" "${ten[@]}"
   [ -f "$here/peer.py" ] && python3 "$here/peer.py" --model 1b --seq 8192 --mbs 1 --accum 8 --iters 10 2>&1 | tail -n 1
 }
 
@@ -356,19 +364,26 @@ gap() {
       exit !(wide[1] - wide[n] >= 2 && 2 * sum <= 1 && 100 * most <= 2) }'
 }
 
-# The 1B shape in BF16 and in FP8 on the same data.
+# The 1B shape in BF16 and in FP8 on the same data. FP8_RECIPES: scalings; `-edges`: first and last layer in BF16, `-whole`: not.
 fp8() {
+  local rate="${FP8_LR:-5e-6}"
   local shape=(model.seq_length=2048 dataset.seq_length=2048 train.micro_batch_size=4 train.global_batch_size=8
     model.vocab_size=128256 train.train_iters=200 validation.eval_iters=0 scheduler.lr_warmup_iters=10 scheduler.lr_decay_iters=200
-    optimizer.lr="${FP8_LR:-5e-6}" optimizer.min_lr="${FP8_LR:-5e-6}" logger.log_interval=1 logger.log_throughput=true)
-  local name preset status
+    optimizer.lr="$rate" optimizer.min_lr="$rate" logger.log_interval=1 logger.log_throughput=true)
+  local name status layers
   for name in bf16 ${FP8_RECIPES:-current delayed subchannel}; do
-    preset="bf16_with_fp8_${name}_scaling_mixed" status=0
-    [ "$name" = bf16 ] && preset=bf16_mixed
-    [ "$name" = mxfp8 ] && preset=bf16_with_mxfp8_mixed
-    [ "$name" = nvfp4 ] && preset=bf16_with_nvfp4_mixed
-    run mbrank-cuda train --recipe llama32_1b_pretrain_config "${shape[@]}" mixed_precision="$preset" >"$OUT/fp8-$name.log" 2>&1 ||
-      status=$?
+    status=0 layers=()
+    case "$name" in
+      bf16) layers=(mixed_precision=bf16_mixed) ;;
+      mxfp8* | nvfp4*) layers=(mixed_precision="bf16_with_${name%%-*}_mixed") ;;
+      *) layers=(mixed_precision="bf16_with_fp8_${name%%-*}_scaling_mixed") ;;
+    esac
+    case "$name" in
+      *-edges) layers+=(mixed_precision.first_last_layers_bf16=true mixed_precision.num_layers_at_start_in_bf16=1
+        mixed_precision.num_layers_at_end_in_bf16=1) ;;
+      *-whole) layers+=(mixed_precision.first_last_layers_bf16=false) ;;
+    esac
+    run mbrank-cuda train --recipe llama32_1b_pretrain_config "${shape[@]}" "${layers[@]}" >"$OUT/fp8-$name.log" 2>&1 || status=$?
     median "1b-2048-$name" "$OUT/fp8-$name.log"
     [ "$status" -eq 0 ] || tail -n 6 "$OUT/fp8-$name.log"
     [ "$name" = bf16 ] || [ "$status" -ne 0 ] || gap "$name" || status=$?
