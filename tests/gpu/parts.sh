@@ -97,6 +97,43 @@ parity() {
   compare moe_tiny 1 1e-3 1.5e-2 "${llama[@]}" "${no_dropout[@]}" "${experts[@]}"
 }
 
+# scatter NAME OVERRIDE...: moe_tiny's model eight times, with learning rates that differ by parts in a million. By itself that moves
+# a loss by 1e-6; the rest is what roundings make of it. Prints mean and standard deviation of the runs, and where Megatron-LM is.
+scatter() {
+  local name="$1" i NO_SAVE=yes runs=()
+  shift
+  for i in 0 1 2 3 4 5 6 7; do
+    rm -f "$OUT/$name-$i.points"
+    alone "$name-$i" vanilla_gpt_megatron_lm_config "${llama[@]}" "${no_dropout[@]}" "${experts[@]}" validation.eval_iters=0 "$@" \
+      "optimizer.lr=3.00000${i}e-4" >"$OUT/$name.out" || { cat "$OUT/$name.out"; return 1; }
+    runs+=("$OUT/$name-$i.points")
+  done
+  { sed -n '/"moe_tiny": {/,/"grad_norm"/p' "$here/mlm/losses.json" | sed -n '/"lm_loss"/,/\]/p' | grep -oE '[0-9]+\.[0-9]+'
+    for i in "${runs[@]}"; do echo run; grep -oE '"lmLoss":[0-9.e+-]+' "$i" | cut -d: -f2; done
+  } | awk -v name="$name" '
+    $1 == "run" { runs++; i = 0; next }
+    runs == 0 { oracle[++n] = $1; next }
+    { i++; d = $1 - oracle[i]; sum[i] += d; squares[i] += d * d; if (d < 0) d = -d; if (d > most[i]) most[i] = d }
+    END {
+      for (i = 1; i <= n; i++) {
+        mean = sum[i] / runs; deviation = sqrt((squares[i] - runs * mean * mean) / (runs - 1)) + 1e-9
+        away = mean < 0 ? -mean : mean
+        if (away > 3 * deviation && away > 1e-4) bad++
+        printf "%s %2d: mean of %d runs minus Megatron-LM %+.1e, standard deviation %.1e, largest difference %.1e\n", name, i, runs,
+          mean, deviation, most[i] }
+      exit bad > 0 }'
+}
+
+# Whether moe_tiny's distance from Megatron-LM is the scatter of the run itself (its part of `parity` is one draw from it). With all
+# four experts a token nothing is chosen: what is left of the scatter there is not the router's. Then without flash attention.
+moe_scatter() {
+  local status=0
+  scatter chosen || status=1
+  scatter unfused model.attention_softmax_in_fp32=true || status=1
+  scatter all-experts model.moe_router_topk=4 || true  # Another model: only its deviations say something.
+  verdict moe_scatter "$status"
+}
+
 parity2() {
   service
   local status=0
@@ -430,6 +467,12 @@ profile() {
   profiled 1b llama32_1b_pretrain_config "${long[@]}" train.global_batch_size=8
   profiled 8b llama3_8b_pretrain_config "${long[@]}" train.global_batch_size=4 model.context_parallel_size=1 \
     optimizer.use_precision_aware_optimizer=true optimizer.exp_avg_dtype=bf16 optimizer.exp_avg_sq_dtype=bf16
+}
+
+profile_moe() {
+  profiled moe deepseek_v2_lite_pretrain_config "${deepseek[@]}" "${narrow_optimizer[@]}" model.num_layers=12 validation.eval_iters=0 \
+    scheduler.lr_warmup_iters=1 'model.moe_layer_freq=[0,1,1,1,1,1,1,1,1,1,1,1]' train.global_batch_size=4 \
+    model.recompute_granularity=null model.recompute_method=null model.recompute_num_layers=null
 }
 
 # The same rows with cuBLASLt's first suggestions and with timed choices, in turn.

@@ -6,6 +6,7 @@
 #     ops      every CUDA operator against its CPU twin         (1 GPU, ~1 min)
 #     memcheck the same under compute-sanitizer, small shapes   (1 GPU, ~3 min)
 #     parity   Megatron-LM's losses through mbctl, one GPU      (1 GPU, ~1 min)
+#     moe_scatter how far the losses of experts scatter by themselves (1 GPU, ~2 min)
 #     parity2  the same on two GPUs: dp2, tp2, tp2_sp, distopt  (2 GPUs, ~2 min)
 #     families every family's logits, loss and gradients against transformers (1 GPU, ~1 min; HF_FIXTURES=tests/data/hf_fixtures.tar.xz)
 #     determinism two runs equal to the bit                (1 GPU, ~1 min)
@@ -20,6 +21,7 @@
 #     moe      DeepSeek-V2-Lite, 12 layers              (1 GPU, ~2 min)
 #     moe2     DeepSeek-V2-Lite whole: tp2, dp2         (2 GPUs, ~6 min)
 #     profile  where the time of a 1B and an 8B step goes      (1 GPU, ~3 min)
+#     profile_moe the same of DeepSeek-V2-Lite, 12 layers      (1 GPU, ~1 min)
 #     tuning   first suggestions and timed products, in turn    (1 GPU, ~3 min)
 #     train2   the two-GPU rows                                 (2 GPUs, ~5 min)
 #   PEER=FILE  the PyTorch script that `train` runs beside ours; without it only ours runs

@@ -4,6 +4,7 @@
 
 #include "engine/ops/cuda/expert_tensors.h"
 #include "engine/ops/cuda/tensor_core.h"
+#include "engine/ops/cuda/warpgroup_products.h"
 
 namespace mbridge::cuda {
 namespace {
@@ -55,22 +56,6 @@ __device__ __forceinline__ void Put(const Problem<T>& p, const Tile& tile, int r
   }
 }
 
-// Two neighbours, which a width that is even has both or not at all.
-template <Product kProduct, class T>
-__device__ __forceinline__ void PutPair(const Problem<T>& p, const Tile& tile, int row, int column, float first, float second) {
-  const bool inside = kProduct == Product::kWeightGradient ? tile.row + row < p.m : tile.begin + row < tile.end;
-  if (!inside || column >= p.n) return;
-  if constexpr (kProduct == Product::kWeightGradient) {
-    auto* to = reinterpret_cast<float2*>(p.grads + tile.expert * p.stride + int64_t{tile.row + row} * p.n + column);
-    float2 sum = *to;
-    sum.x += RoundTo(p.precision, first);
-    sum.y += RoundTo(p.precision, second);
-    *to = sum;
-  } else {
-    StoreFloats<2>(p.c + int64_t{tile.begin + row} * p.n + column, {first, second});
-  }
-}
-
 // Any shape and type: 64 x 64 results a block, 4 x 4 a thread, sums in F32 in the order of k.
 constexpr int kPlainTile = 64, kPlainDepth = 16;
 
@@ -116,17 +101,23 @@ template <Product kProduct, class T> __global__ void __launch_bounds__(256) Plai
   }
 }
 
-// 16-bit types, widths that are multiples of 8: 128 x 128 results a block by 8 warps of 64 x 32, through tensor cores; tiles of
-// 64 deep pass through a ring in shared memory.
+// 16-bit types, widths that are multiples of 8: 128 x 128 results a block by 8 warps through tensor cores; tiles of 64 deep pass
+// through a ring in shared memory.
 constexpr int kTile = 128, kDepth = 64, kStages = 3;
 constexpr int kOperandBytes = kTile * kDepth * 2, kSharedBytes = 2 * kOperandBytes * kStages;
 
-// An operand's tile in shared memory: lines of 16-byte chunks, permuted so that eight lines' chunks lie in different banks. Deep
-// lines (a row of 64 along k) hold 8 chunks, flat ones (128 rows at one k) 16.
+// An operand's tile in shared memory: lines of eight 16-byte chunks, permuted so that eight lines' chunks lie in different banks.
+// Deep lines are a row's 64 values along k; flat ones hold 64 rows at one k, first those of all k for rows 0 .. 63, then for rows
+// 64 .. 127.
 template <bool kFlat> struct OperandTile {
   static constexpr int kChunks = kFlat ? kTile / 8 : kDepth / 8, kLines = kFlat ? kDepth : kTile;
+  static constexpr int kBlockBytes = kLines * 128;
   static __device__ __forceinline__ uint32_t At(uint32_t base, int line, int chunk) {
-    return base + (line * kChunks + (chunk ^ (line & 7))) * 16;
+    return base + chunk / 8 * kBlockBytes + line * 128 + (chunk % 8 ^ (line & 7)) * 16;
+  }
+  // Of rows from 64 `block` on at k from `k` on.
+  static __device__ __forceinline__ uint32_t Part(uint32_t base, int block, int k) {
+    return kFlat ? base + block * kBlockBytes + k * 128 : base + block * 64 * 128 + k * 2;
   }
   // `from`: element (0, 0) of the tile in memory, lines `pitch` elements apart; beyond `lines` and `chunks` are zeros.
   template <class T>
@@ -140,8 +131,116 @@ template <bool kFlat> struct OperandTile {
   }
 };
 
+#ifdef MB_WARPGROUP_PRODUCTS
+
+// A warp's results: 16 rows and all columns.
+using Sums = float[16][4];
+constexpr int kColumnsOfWarp = kTile, kGroupBytes = 8 * 128;
+__device__ __forceinline__ int WarpRow() { return static_cast<int>(threadIdx.x / 32) * 16; }
+__device__ __forceinline__ int WarpColumn() { return 0; }
+
+template <bool kFlatA, bool kFlatB, class T>
+__device__ __forceinline__ void StartProducts(uint32_t at_a, uint32_t at_b, Sums& sums) {
+  using TileA = OperandTile<kFlatA>;
+  using TileB = OperandTile<kFlatB>;
+  OrderProductRegisters();
+#pragma unroll
+  for (int k = 0; k < kDepth; k += 16) {
+    MultiplyAddWarpgroup<T, kFlatA, kFlatB>(OperandAt(TileA::Part(at_a, threadIdx.x / 128, k), TileA::kBlockBytes, kGroupBytes),
+                                            OperandAt(TileB::Part(at_b, 0, k), TileB::kBlockBytes, kGroupBytes), sums);
+  }
+  CommitProducts();
+}
+
+#else
+
+// A warp's results: 64 rows and 32 columns, four 16 x 32 parts one after another.
+using Sums = float[16][4];
+constexpr int kColumnsOfWarp = 32;
+__device__ __forceinline__ int WarpRow() { return static_cast<int>(threadIdx.x / 128) * 64; }
+__device__ __forceinline__ int WarpColumn() { return static_cast<int>(threadIdx.x / 32 % 4) * kColumnsOfWarp; }
+
+template <bool kFlatA, bool kFlatB, class T>
+__device__ __forceinline__ void StartProducts(uint32_t at_a, uint32_t at_b, Sums& sums) {
+  using TileA = OperandTile<kFlatA>;
+  using TileB = OperandTile<kFlatB>;
+  const int lane = threadIdx.x % 32, part = lane / 8, line = lane % 8;  // Which 8 x 8 matrix this lane gives an address for.
+#pragma unroll
+  for (int k = 0; k < kDepth; k += 16) {
+    uint32_t left[4][4], right[4][2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = WarpRow() + i * 16;
+      if constexpr (kFlatA) {
+        LoadMatricesTransposed(TileA::At(at_a, k + line + part / 2 * 8, row / 8 + part % 2), left[i]);
+      } else {
+        LoadMatrices(TileA::At(at_a, row + line + part % 2 * 8, k / 8 + part / 2), left[i]);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j += 2) {
+      const int column = WarpColumn() + j * 8;
+      uint32_t pair[4];
+      if constexpr (kFlatB) {
+        LoadMatricesTransposed(TileB::At(at_b, k + line + part % 2 * 8, column / 8 + part / 2), pair);
+      } else {
+        LoadMatrices(TileB::At(at_b, column + line + part / 2 * 8, k / 8 + part % 2), pair);
+      }
+      right[j][0] = pair[0], right[j][1] = pair[1], right[j + 1][0] = pair[2], right[j + 1][1] = pair[3];
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) MultiplyAdd<T>(left[i], right[j], sums[4 * i + j]);
+    }
+  }
+}
+
+__device__ __forceinline__ void PublishToProducts() {}
+__device__ __forceinline__ void WaitForProducts() {}
+
+#endif
+
+// sums[i]: columns 8 (i % per row) + 2 (lane % 4) and the next, of rows lane / 4 and lane / 4 + 8 of part i / per row, the
+// warp's.
+template <Product kProduct, class T>
+__device__ __forceinline__ void PutSums(const Problem<T>& p, const Tile& tile, const Sums& sums) {
+  constexpr bool kWeights = kProduct == Product::kWeightGradient;
+  constexpr int kAcross = kColumnsOfWarp / 8;
+  const int lane = threadIdx.x % 32, rows = kWeights ? p.m - tile.row : tile.end - tile.begin;
+  const int first_row = WarpRow() + lane / 4, first_column = tile.column + WarpColumn() + lane % 4 * 2;
+  const int64_t origin = kWeights ? tile.expert * p.stride + int64_t{tile.row} * p.n : int64_t{tile.begin} * p.n;
+#pragma unroll
+  for (int begin = 0; begin < 16; begin += 4) {
+    // Eight loads are under way before the first store: the compiler has to think that the stores change what is loaded.
+    float2 old[4][2] = {};
+    const auto for_each = [&](auto&& f) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int row = first_row + (begin + i) / kAcross * 16 + half * 8, column = first_column + (begin + i) % kAcross * 8;
+          if (row < rows && column < p.n) f(i, half, origin + int64_t{row} * p.n + column);
+        }
+      }
+    };
+    if constexpr (kWeights) {
+      for_each([&](int i, int half, int64_t at) { old[i][half] = *reinterpret_cast<const float2*>(p.grads + at); });
+    }
+    for_each([&](int i, int half, int64_t at) {
+      const float first = sums[begin + i][2 * half], second = sums[begin + i][2 * half + 1];
+      if constexpr (kWeights) {
+        *reinterpret_cast<float2*>(p.grads + at) = {old[i][half].x + RoundTo(p.precision, first),
+                                                    old[i][half].y + RoundTo(p.precision, second)};
+      } else {
+        StoreFloats<2>(p.c + at, {first, second});
+      }
+    });
+  }
+}
+
 template <Product kProduct, class T> __global__ void __launch_bounds__(256, 2) TensorCoreKernel(const Problem<T> p) {
-  extern __shared__ __align__(128) unsigned char shared[];
+  extern __shared__ __align__(1024) unsigned char shared[];
   const Tile tile = FindTile<kProduct, kTile, kTile>(p);
   if (tile.expert < 0) return;
   constexpr bool kWeights = kProduct == Product::kWeightGradient, kFlatA = kWeights, kFlatB = kProduct != Product::kForward;
@@ -167,60 +266,23 @@ template <Product kProduct, class T> __global__ void __launch_bounds__(256, 2) T
       TileB::Load(to + kOperandBytes, b + first, p.k, p.n - tile.column, deep / 8);
     }
   };
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_row = warp / 4 * 64, warp_column = warp % 4 * 32;
-  const int part = lane / 8, line = lane % 8;  // Which 8 x 8 matrix of a load this lane gives an address for, and its line.
-  float sums[4][4][4] = {};
+  Sums sums = {};
   for (int step = 0; step < kStages - 1; ++step) {
     if (step < steps) load(step);
     CommitCopies();
   }
   for (int step = 0; step < steps; ++step) {
     WaitForCopies<kStages - 2>();
+    PublishToProducts();
     __syncthreads();
+    const uint32_t at_a = base + step % kStages * 2 * kOperandBytes;
+    // Into the stage that all warps have left; products, where they run by themselves, go on meanwhile.
+    StartProducts<kFlatA, kFlatB, T>(at_a, at_a + kOperandBytes, sums);
     if (step + kStages - 1 < steps) load(step + kStages - 1);
     CommitCopies();
-    const uint32_t at_a = base + step % kStages * 2 * kOperandBytes, at_b = at_a + kOperandBytes;
-#pragma unroll
-    for (int k = 0; k < kDepth; k += 16) {
-      uint32_t left[4][4], right[4][2];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = warp_row + i * 16;
-        if constexpr (kFlatA) {
-          LoadMatricesTransposed(TileA::At(at_a, k + line + part / 2 * 8, row / 8 + part % 2), left[i]);
-        } else {
-          LoadMatrices(TileA::At(at_a, row + line + part % 2 * 8, k / 8 + part / 2), left[i]);
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < 4; j += 2) {
-        const int column = warp_column + j * 8;
-        uint32_t pair[4];
-        if constexpr (kFlatB) {
-          LoadMatricesTransposed(TileB::At(at_b, k + line + part % 2 * 8, column / 8 + part / 2), pair);
-        } else {
-          LoadMatrices(TileB::At(at_b, column + line + part / 2 * 8, k / 8 + part % 2), pair);
-        }
-        right[j][0] = pair[0], right[j][1] = pair[1], right[j + 1][0] = pair[2], right[j + 1][1] = pair[3];
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) MultiplyAdd<T>(left[i], right[j], sums[i][j]);
-      }
-    }
+    WaitForProducts();
   }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = warp_row + i * 16 + lane / 4 + half * 8, column = tile.column + warp_column + j * 8 + lane % 4 * 2;
-        PutPair<kProduct>(p, tile, row, column, sums[i][j][2 * half], sums[i][j][2 * half + 1]);
-      }
-    }
-  }
+  PutSums<kProduct>(p, tile, sums);
 }
 
 template <class T> bool FitsTensorCores(const Problem<T>& p, bool weights) {
