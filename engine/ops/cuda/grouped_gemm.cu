@@ -266,6 +266,7 @@ template <Product kProduct, class T> __global__ void __launch_bounds__(256, 2) T
       TileB::Load(to + kOperandBytes, b + first, p.k, p.n - tile.column, deep / 8);
     }
   };
+  const bool has_rows = static_cast<int>(threadIdx.x / 128) * 64 < (kWeights ? p.m - tile.row : tile.end - tile.begin);
   Sums sums = {};
   for (int step = 0; step < kStages - 1; ++step) {
     if (step < steps) load(step);
@@ -277,7 +278,7 @@ template <Product kProduct, class T> __global__ void __launch_bounds__(256, 2) T
     __syncthreads();
     const uint32_t at_a = base + step % kStages * 2 * kOperandBytes;
     // Into the stage that all warps have left; products, where they run by themselves, go on meanwhile.
-    StartProducts<kFlatA, kFlatB, T>(at_a, at_a + kOperandBytes, sums);
+    if (has_rows) StartProducts<kFlatA, kFlatB, T>(at_a, at_a + kOperandBytes, sums);
     if (step + kStages - 1 < steps) load(step + kStages - 1);
     CommitCopies();
     WaitForProducts();
