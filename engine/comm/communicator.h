@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/core/tensor.h"
+#include "engine/core/op.h"
 
 namespace mbridge {
 
@@ -34,6 +34,10 @@ class Communicator {
   // A communicator between some of this group's ranks, `ranks` in ascending order. Every rank calls it with the part that it is
   // in; `name` tells the parts of one splitting from those of another.
   virtual std::unique_ptr<Communicator> Split(const std::vector<int>& ranks, const std::string& name) = 0;
+
+  // A communicator between the same ranks for what goes on beside this one: it belongs to another thread, or to the stream of
+  // `context`. Every rank calls it.
+  virtual std::unique_ptr<Communicator> Twin(const Context& context);
 };
 
 // A group of one: every operation is the identity.

@@ -173,6 +173,11 @@ class GlooCommunicator : public Communicator {
     part.size = place.size;
     return MakeGlooCommunicator(part);
   }
+  std::unique_ptr<Communicator> Twin(const Context&) override {
+    GlooOptions twin = options_;
+    twin.group = fmt::format("{}.twin{}", options_.group, ++twins_);
+    return MakeGlooCommunicator(twin);
+  }
 
  private:
   struct Range {
@@ -272,6 +277,7 @@ class GlooCommunicator : public Communicator {
   std::chrono::milliseconds timeout_;
   std::shared_ptr<gloo::rendezvous::Context> context_;
   uint64_t sequence_ = 0;
+  int twins_ = 0;
   bool broken_ = false;
   std::vector<char> scratch_;
 };

@@ -15,6 +15,7 @@ class SelfCommunicator : public Communicator {
   void Broadcast(const Tensor&, int) override {}
   void Barrier() override {}
   std::unique_ptr<Communicator> Split(const std::vector<int>&, const std::string&) override { return MakeSelfCommunicator(); }
+  std::unique_ptr<Communicator> Twin(const Context&) override { return MakeSelfCommunicator(); }
 
  private:
   static void Copy(const Tensor& input, const Tensor& output) {
@@ -23,6 +24,8 @@ class SelfCommunicator : public Communicator {
 };
 
 }  // namespace
+
+std::unique_ptr<Communicator> Communicator::Twin(const Context&) { ThrowEngineError("this kind of group has no twins"); }
 
 std::unique_ptr<Communicator> MakeSelfCommunicator() { return std::make_unique<SelfCommunicator>(); }
 

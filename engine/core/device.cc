@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "engine/core/side_stream.h"
+
 namespace mbridge {
 namespace {
 
@@ -26,6 +28,7 @@ class CpuDevice : public Device {
   void Record(const Context&, void*) override {}
   void WaitFor(void*) override {}
   Context MakeContext(size_t) override { return {}; }
+  std::unique_ptr<SideStream> MakeSideStream(const Context& main, int slots) override { return MakeThreadStream(main, slots); }
   void Synchronize(const Context&) override {}
   void BeginRecording(const Context&) override { ThrowEngineError("the CPU records no graphs"); }
   std::shared_ptr<void> EndRecording(const Context&) override { ThrowEngineError("the CPU records no graphs"); }

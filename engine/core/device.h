@@ -8,6 +8,8 @@
 
 namespace mbridge {
 
+class SideStream;
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -30,6 +32,8 @@ class Device {
   // The context of this process's calling thread: the first visible GPU with a stream and `workspace_bytes` of its own. Throws
   // REASON_ENGINE_ERROR where there is no usable GPU.
   virtual Context MakeContext(size_t workspace_bytes) = 0;
+  // engine/core/side_stream.h's.
+  virtual std::unique_ptr<SideStream> MakeSideStream(const Context& main, int slots) = 0;
   // Waits for all work of the context's stream. Throws REASON_ENGINE_ERROR for a fault of an earlier kernel.
   virtual void Synchronize(const Context& context) = 0;
   // Work enqueued between the first two calls is recorded instead of done, and becomes a graph; Launch enqueues it, as often as

@@ -12,6 +12,7 @@
 #include "engine/core/arena.h"
 #include "engine/core/device.h"
 #include "engine/core/parameter.h"
+#include "engine/core/pass_observer.h"
 #include "engine/model/microbatch_inputs.h"
 #include "engine/model/narrow_linears.h"
 #include "engine/model/output_head.h"
@@ -144,6 +145,8 @@ struct GptModel::Impl {
   DType storage;
   int word_table = -1, position_table = -1, output_table = -1;
   std::vector<LayerParameters> layers;
+  std::vector<int> first_parameters;  // Of each layer, of what follows the last one.
+  int parameter_count = 0;
   Norm final_norm;
   std::vector<InitRule> rules;  // By parameter index.
 
@@ -153,6 +156,7 @@ struct GptModel::Impl {
   Activations activations;
   MicrobatchInputs inputs;
   int64_t micro_batch_size = 0;
+  PassObserver* observer = nullptr;
 
   // A CUDA graph and what it was recorded for.
   struct Recording {
@@ -318,12 +322,21 @@ struct GptModel::Impl {
             .streams = streams};
   }
 
+  // Before parameters below `end` are read, and after their gradients from `first` on have been added to.
+  void Need(int end) {
+    if (observer != nullptr) observer->BeforeUse(end);
+    weights.RefreshBelow(end);
+  }
+  void Added(int first) const {
+    if (observer != nullptr) observer->GradientsAdded(first);
+  }
   void ScaleEmbeddings(const Step& step, const Tensor& x) const;
   void Embed(const Step& step, const DeviceMicrobatch& batch);
   void EmbedBackward(const Step& step, const DeviceMicrobatch& batch);
   void Forward(const Step& step, const DeviceMicrobatch& batch);
   void Again(const Step& step, const LayerGroup& group);
   void Backward(const Step& step, const DeviceMicrobatch& batch);
+  void AddHeadGradient(const Step& step) const;
   // From the batch to its loss, which joins loss_totals; `grad_scale` 0 in evaluation.
   void ForwardToLoss(const Step& step, const DeviceMicrobatch& batch, float grad_scale);
   void RunBatch(const HostMicrobatch& batch, float grad_scale, RngStreams* streams);
@@ -372,6 +385,7 @@ void GptModel::Impl::Embed(const Step& step, const DeviceMicrobatch& batch) {
 // Embedding, layers, final norm.
 void GptModel::Impl::Forward(const Step& step, const DeviceMicrobatch& batch) {
   Activations& a = activations;
+  Need(first_parameters[0]);
   Embed(step, batch);
   ScaleEmbeddings(step, a.layers[0].input);
   for (LayerGroup& group : a.groups) {
@@ -381,9 +395,11 @@ void GptModel::Impl::Forward(const Step& step, const DeviceMicrobatch& batch) {
     }
     for (int64_t i = group.begin; i < group.end; ++i) {
       const Tensor& output = i + 1 < config.num_layers ? a.layers[i + 1].input : a.last_hidden;
+      Need(first_parameters[static_cast<size_t>(i) + 1]);
       TransformerLayerForward(step, layers[i], weights, a.layer_scratch, &a.layers[i], output);
     }
   }
+  Need(parameter_count);
   final_norm.Forward(step, weights, a.last_hidden, a.final_norm, a.normed);
 }
 
@@ -409,12 +425,15 @@ void GptModel::Impl::Backward(const Step& step, const DeviceMicrobatch& batch) {
   SumPartial(step, head_grad, a.gradient);
   final_norm.Backward(step, weights, a.gradient, a.last_hidden, a.final_norm, {}, a.gradient,
                       StreamGradientMaximum(step, a.gradient));
+  if (!config.tied_embeddings) AddHeadGradient(step);
+  Added(first_parameters.back());
   bool newest = true;  // The last group's activations are still there from forward.
   for (size_t g = a.groups.size(); g-- > 0;) {
     const LayerGroup& group = a.groups[g];
     if (group.again && !std::exchange(newest, false)) Again(step, group);
     for (int64_t i = group.end; i-- > group.begin;) {
       TransformerLayerBackward(step, layers[i], weights, a.layer_scratch, a.layers[i], a.gradient);
+      Added(first_parameters[static_cast<size_t>(i)]);
     }
   }
   ScaleEmbeddings(step, a.gradient);
@@ -422,7 +441,14 @@ void GptModel::Impl::Backward(const Step& step, const DeviceMicrobatch& batch) {
     Dropout(step.context, a.gradient, a.embedding_keep, config.hidden_dropout, step.precision, a.gradient);
   }
   EmbedBackward(step, batch);
-  if (!step.fuse_gradients()) AddGradient(step.context, a.head.weight_grad, step.precision, weights.main_grad(output_table));
+  if (config.tied_embeddings) AddHeadGradient(step);
+  Added(0);
+}
+
+// Of the output layer's weight, where the product has not added it itself.
+void GptModel::Impl::AddHeadGradient(const Step& step) const {
+  if (step.fuse_gradients()) return;
+  AddGradient(step.context, activations.head.weight_grad, step.precision, weights.main_grad(output_table));
 }
 
 // From a.gradient to the tables' gradients; those of tied words join the output layer's.
@@ -464,6 +490,7 @@ void GptModel::Impl::RunBatch(const HostMicrobatch& host, float grad_scale, RngS
 
 // The graph reads the batches at fixed addresses, and there too where the streams stand.
 void GptModel::Impl::Replay(std::span<const HostMicrobatch> batches, float grad_scale, RngStreams* streams) {
+  Need(parameter_count);  // Nothing to wait for inside the graph.
   Device& device = DeviceOf(context.device);
   PhiloxStream &first = streams->default_stream, &second = streams->model_parallel;
   const MicrobatchInputs::Words words = {first.seed, first.offset, second.seed, second.offset};
@@ -543,15 +570,20 @@ void GptModel::DeclareParameters(ParameterStore* store) {
     m.position_table = m.Declare(store, "embedding.position_embeddings.weight", {c.max_position_embeddings, c.hidden_size},
                                  {InitRule::Kind::kCpuEmbedding, embedding_std}, {});
   }
+  m.first_parameters.clear();
+  const auto declared = [store] { return static_cast<int>(store->parameters().size()); };
   for (int64_t i = 0; i < c.num_layers; ++i) {
+    m.first_parameters.push_back(declared());
     m.layers.push_back(m.DeclareLayer(store, i));
     m.MakeNarrow(*store, &m.layers.back());
   }
+  m.first_parameters.push_back(declared());
   m.final_norm = m.DeclareNorm(store, "decoder.final_layernorm");
   m.output_table = c.tied_embeddings
                        ? m.word_table
                        : m.Declare(store, "output_layer.weight", {c.padded_vocab_size, c.hidden_size},
                                    {InitRule::Kind::kModelParallelNormal, static_cast<float>(c.init_method_std)}, {.axis = 0});
+  m.parameter_count = declared();
 }
 
 void GptModel::InitializeWeights(ParameterStore* store, RngStreams* streams) {
@@ -624,9 +656,14 @@ void GptModel::UpdateExpertBiases(Communicator* data_parallel) {
 }
 
 void GptModel::OnWeightsChanged() {
-  impl_->weights.Refresh();
-  impl_->narrow->OnWeightsChanged(impl_->weights);
+  Impl& m = *impl_;
+  m.weights.Expire();
+  // Narrow layers cast all their weights at once.
+  if (m.observer == nullptr || !m.narrow->empty()) m.Need(m.parameter_count);
+  m.narrow->OnWeightsChanged(m.weights);
 }
+
+void GptModel::Observe(PassObserver* observer) { impl_->observer = observer; }
 
 void GptModel::UpdateScales(Communicator* ranks) {
   if (impl_->narrow->UpdateScales(ranks)) impl_->recording = {};  // The first scales: a graph knows only how to do without.

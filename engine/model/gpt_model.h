@@ -23,6 +23,7 @@ namespace mbridge {
 
 class Communicator;
 class ParameterStore;
+class PassObserver;
 
 class GptModel {
  public:
@@ -43,8 +44,13 @@ class GptModel {
   // Allocates every workspace. `store` must outlive the model's further use. May be called again with another batch size.
   void Prepare(const ParameterStore& store, int micro_batch_size);
 
-  // Refreshes copies of the weights; call after an optimizer step or a load.
+  // Refreshes copies of the weights; call after an optimizer step or a load. With an observer some are refreshed where forward
+  // needs them.
   void OnWeightsChanged();
+
+  // `observer` is told of every pass, but for what a CUDA graph replays: there it hears of the whole forward before. Null:
+  // nobody; else it outlives the model's further use.
+  void Observe(PassObserver* observer);
 
   struct LossSum {
     double loss_sum = 0;  // Sum of loss * mask over the microbatch.

@@ -77,11 +77,15 @@ Weights::Weights(const ParameterStore* store, DType storage) : store_(store) {
     }
     values_.push_back(value);
   }
-  Refresh();
+  RefreshBelow(static_cast<int>(values_.size()));
 }
 
-void Weights::Refresh() {
-  if (!copy_.empty()) Convert({}, store_->values(), store_->dtype(), copy_);
+void Weights::RefreshBelow(int end) {
+  for (; fresh_below_ < end; ++fresh_below_) {
+    const Parameter& parameter = (*store_)[fresh_below_];
+    if (copy_.empty() || !parameter.spec.trainable) continue;
+    Convert({}, parameter.value, store_->dtype(), values_[static_cast<size_t>(fresh_below_)]);
+  }
 }
 
 }  // namespace mbridge

@@ -51,7 +51,9 @@ class Weights {
   Weights() = default;
   // `store` must be allocated and outlive this object. Throws REASON_OUT_OF_MEMORY.
   Weights(const ParameterStore* store, DType storage);
-  void Refresh();
+  // The parameters have new values. The copies of those below `end` get them before they are read.
+  void Expire() { fresh_below_ = 0; }
+  void RefreshBelow(int end);
   const Tensor& value(int index) const { return values_[index]; }
   const Tensor& main_grad(int index) const { return main_grads_[index]; }
   // Those of `count` parameters that were declared one after another.
@@ -63,6 +65,7 @@ class Weights {
   const ParameterStore* store_ = nullptr;
   Arena memory_ = Arena::Planning();
   Tensor copy_;  // Empty if the parameters are used in place.
+  int fresh_below_ = 0;
   std::vector<Tensor> values_, main_grads_;
 };
 

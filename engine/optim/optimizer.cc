@@ -4,17 +4,11 @@
 #include <cmath>
 
 #include "engine/ops/convert.h"
-#include "engine/ops/scale.h"
 
 namespace mbridge {
 namespace {
 
-// Elements. Shards begin at multiples of it and norms are summed by it.
-constexpr int64_t kBlock = 16384;
-// Elements exchanged with each peer at once through staging memory, a multiple of kBlock.
-constexpr int64_t kExchange = 16 * kBlock;
-// Elements a collective of the replicated optimizer on the CPU handles at once.
-constexpr int64_t kBucket = int64_t{1} << 20;
+constexpr int64_t kBlock = BucketExchange::kBlock;
 
 std::shared_ptr<void> AllocateHost(Device* device, size_t bytes) {
   return {device->AllocateHost(bytes), [device](void* memory) { device->FreeHost(memory); }};
@@ -33,7 +27,8 @@ Optimizer::Optimizer(ParameterStore* store, const OptimizerOptions& options, Com
       context_(context),
       device_(DeviceOf(context.device)),
       loss_scaler_(options.loss_scaler),
-      sharded_(options.shard_over_data_parallel && data_parallel->size() > 1) {
+      sharded_(options.shard_over_data_parallel && data_parallel->size() > 1),
+      exchange_(store, options.buckets, sharded_, data_parallel, context) {
   if (store->device() != context.device) ThrowEngineError("an optimizer on another device than its parameters");
   if (options.split_masters && store->dtype() != DType::kBF16) {
     ThrowEngineError("split masters of a model in {}: BF16 only", NameOf(store->dtype()));
@@ -44,17 +39,6 @@ Optimizer::Optimizer(ParameterStore* store, const OptimizerOptions& options, Com
 }
 
 void Optimizer::PlanPieces() {
-  const int64_t total = store_->values().size();
-  const int64_t ranks = sharded_ ? data_parallel_->size() : 1;
-  const int64_t blocks = (total + kBlock - 1) / kBlock;
-  shard_length_ = (blocks + ranks - 1) / ranks * kBlock;
-  shard_begin_ = sharded_ ? std::min(total, data_parallel_->rank() * shard_length_) : 0;
-  shard_end_ = std::min(total, shard_begin_ + shard_length_);
-  in_place_ = sharded_ && context_.device != DeviceType::kCpu;
-  if (in_place_ && shard_length_ * ranks > store_->capacity()) {
-    ThrowEngineError("{} elements of the parameter buffers for {} shards of {}", store_->capacity(), ranks, shard_length_);
-  }
-
   const auto* base = static_cast<const float*>(store_->main_grads().data);
   for (size_t p = 0; p < store_->parameters().size(); ++p) {
     const Parameter& parameter = store_->parameters()[p];
@@ -74,8 +58,13 @@ void Optimizer::PlanPieces() {
                                      [](const UpdatePiece& piece, int64_t at) { return piece.begin < at; });
     return static_cast<size_t>(it - pieces_.begin());
   };
-  first_piece_ = piece_at(shard_begin_);
-  last_piece_ = piece_at(shard_end_);
+  int64_t state = 0;
+  const auto add = [&](int64_t begin, int64_t end) {
+    shards_.push_back({begin, end, state, piece_at(begin), piece_at(end)});
+    state += end - begin;
+  };
+  if (!sharded_) return add(0, store_->values().size());
+  for (int i = 0; i < exchange_.count(); ++i) add(exchange_.own(i).begin, exchange_.own(i).end);
 }
 
 void Optimizer::AllocateMemory() {
@@ -98,7 +87,7 @@ void Optimizer::AllocateMemory() {
     return memory_.back().get();
   };
 
-  const int64_t count = shard_end_ - shard_begin_;
+  const int64_t count = shards_.back().state + shards_.back().size();
   const auto state = [&](DType dtype) {
     return View(on_device(static_cast<size_t>(count) * SizeOf(dtype), "optimizer state"), dtype, count);
   };
@@ -111,11 +100,12 @@ void Optimizer::AllocateMemory() {
   }
 
   all_pieces_ = list_of(pieces_);
-  own_pieces_ = {all_pieces_.pieces + first_piece_, static_cast<int64_t>(last_piece_ - first_piece_)};
   if (options_.count_zero_gradients) {
     std::vector<UpdatePiece> counted;
-    for (size_t i = first_piece_; i < last_piece_; ++i) {
-      if (CountsHere(piece_parameters_[i])) counted.push_back(pieces_[i]);
+    for (const Shard& shard : shards_) {
+      for (size_t i = shard.first_piece; i < shard.last_piece; ++i) {
+        if (CountsHere(piece_parameters_[i])) counted.push_back(pieces_[i]);
+      }
     }
     counted_pieces_ = list_of(counted);
     zeros_ = View(on_device(sizeof(int64_t), "the optimizer's sums"), DType::kI64, 1);
@@ -132,17 +122,20 @@ void Optimizer::AllocateMemory() {
   parameter_sums_ = View(on_device(parameters_.size() * sizeof(double), "the optimizer's sums"), DType::kF64, parameters);
   host_sums_ = static_cast<double*>(on_host(parameters_.size() * sizeof(double)));
 
-  int64_t staging = tensor_parallel_ == nullptr ? 0 : ForEachPartialPiece([](const UpdatePiece&, int64_t) {});
-  if (sharded_ && !in_place_) staging = std::max(staging, std::min(kExchange, shard_length_) * (data_parallel_->size() + 1));
+  const int64_t staging = tensor_parallel_ == nullptr ? 0 : ForEachPartialPiece([](const UpdatePiece&, int64_t) {});
   if (staging > 0) {
-    staging_ = View(on_device(static_cast<size_t>(staging) * sizeof(float), "the exchange of shards"), DType::kF32, staging);
+    staging_ = View(on_device(static_cast<size_t>(staging) * sizeof(float), "partial gradients"), DType::kF32, staging);
   }
 }
 
 void Optimizer::TakeMastersFromValues() {
+  exchange_.FinishGather();
   if (!remainders_.empty()) device_.Zero(context_, remainders_.data, remainders_.bytes());
   if (masters_.empty()) return;
-  Convert(context_, store_->values().Rows(shard_begin_, masters_.size()), DType::kF32, masters_);
+  for (const Shard& shard : shards_) {
+    if (shard.size() == 0) continue;
+    Convert(context_, store_->values().Rows(shard.begin, shard.size()), DType::kF32, StateOf(masters_, shard));
+  }
 }
 
 bool Optimizer::CountsHere(int parameter) const {
@@ -150,16 +143,18 @@ bool Optimizer::CountsHere(int parameter) const {
 }
 
 void Optimizer::ReduceGradients() {
-  ReduceOverData();
+  exchange_.FinishReduction();
   if (tensor_parallel_ != nullptr) SumPartialGradients();
 }
 
 template <class Apply> int64_t Optimizer::ForEachPartialPiece(Apply&& apply) const {
   int64_t at = 0;
-  for (size_t i = first_piece_; i < last_piece_; ++i) {
-    if (!store_->parameters()[piece_parameters_[i]].spec.partial_gradient) continue;
-    apply(pieces_[i], at);
-    at += pieces_[i].count;
+  for (const Shard& shard : shards_) {
+    for (size_t i = shard.first_piece; i < shard.last_piece; ++i) {
+      if (!store_->parameters()[piece_parameters_[i]].spec.partial_gradient) continue;
+      apply(pieces_[i], at);
+      at += pieces_[i].count;
+    }
   }
   return at;
 }
@@ -177,54 +172,17 @@ void Optimizer::SumPartialGradients() {
   });
 }
 
-void Optimizer::ReduceOverData() {
-  const int ranks = data_parallel_->size();
-  if (ranks == 1) return;
-  const Tensor gradients = store_->main_grads();
-  const int64_t total = gradients.size();
-  Scale(context_, gradients, static_cast<float>(1.0 / ranks), DType::kF32, gradients);
-  if (in_place_) {
-    const Tensor whole = View(gradients.data, DType::kF32, shard_length_ * ranks);
-    data_parallel_->ReduceScatter(whole, whole.Rows(data_parallel_->rank() * shard_length_, shard_length_));
-  } else if (sharded_) {
-    ReduceThroughStaging();
-  } else {
-    const int64_t bucket = context_.device == DeviceType::kCpu ? kBucket : total;
-    for (int64_t begin = 0; begin < total; begin += bucket) {
-      data_parallel_->AllReduce(gradients.Rows(begin, std::min(bucket, total - begin)), ReduceOp::kSum);
-    }
-  }
-}
-
-void Optimizer::ReduceThroughStaging() {
-  const int ranks = data_parallel_->size();
-  const int64_t total = store_->main_grads().size();
-  float *const data = store_->main_grads().as<float>(), *const staging = staging_.as<float>();
-  const auto bytes = [](int64_t count) { return static_cast<size_t>(count) * sizeof(float); };
-  for (int64_t offset = 0; offset < shard_length_; offset += kExchange) {
-    const int64_t count = std::min(kExchange, shard_length_ - offset);
-    for (int rank = 0; rank < ranks; ++rank) {
-      // Beyond the buffer's end zeros are sent.
-      const int64_t begin = rank * shard_length_ + offset;
-      const int64_t present = std::clamp<int64_t>(total - begin, 0, count);
-      float* part = staging + rank * count;
-      if (present > 0) device_.CopyOnDevice(context_, part, data + begin, bytes(present));
-      if (present < count) device_.Zero(context_, part + present, bytes(count - present));
-    }
-    float* own = staging + ranks * count;
-    data_parallel_->ReduceScatter(View(staging, DType::kF32, count * ranks), View(own, DType::kF32, count));
-    const int64_t present = std::clamp<int64_t>(shard_end_ - (shard_begin_ + offset), 0, count);
-    if (present > 0) device_.CopyOnDevice(context_, data + shard_begin_ + offset, own, bytes(present));
-  }
-}
-
-void Optimizer::SumParameters(const Tensor& data, int64_t origin, float scale, bool all_pieces) const {
-  if (all_pieces) {
-    SumOfSquares(context_, data, origin, all_pieces_, scale, piece_sums_);
+void Optimizer::SumParameters(const Tensor& data, Extent extent, float scale) const {
+  if (extent == Extent::kAll) {
+    SumOfSquares(context_, data, 0, all_pieces_, scale, piece_sums_);
   } else {
     device_.Zero(context_, piece_sums_.data, piece_sums_.bytes());
-    SumOfSquares(context_, data, origin, own_pieces_, scale,
-                 piece_sums_.Rows(static_cast<int64_t>(first_piece_), own_pieces_.count));
+    for (const Shard& shard : shards_) {
+      if (shard.pieces() == 0) continue;
+      const bool state = extent == Extent::kState;
+      SumOfSquares(context_, state ? StateOf(data, shard) : data, state ? shard.begin : 0, PiecesOf(shard), scale,
+                   piece_sums_.Rows(static_cast<int64_t>(shard.first_piece), shard.pieces()));
+    }
     // The other ranks' pieces are zero here, so that the sum adds nothing but zeros.
     if (sharded_) data_parallel_->AllReduce(piece_sums_, ReduceOp::kSum);
   }
@@ -233,8 +191,8 @@ void Optimizer::SumParameters(const Tensor& data, int64_t origin, float scale, b
   device_.Synchronize(context_);
 }
 
-float Optimizer::Norm(const Tensor& data, int64_t origin, float scale) {
-  SumParameters(data, origin, scale, false);
+float Optimizer::Norm(const Tensor& data, Extent extent, float scale) {
+  SumParameters(data, extent, scale);
   double total = 0;
   for (size_t p = 0; p < parameters_.size(); ++p) {
     const double norm = static_cast<float>(std::sqrt(host_sums_[p]));
@@ -242,34 +200,6 @@ float Optimizer::Norm(const Tensor& data, int64_t origin, float scale) {
   }
   if (tensor_parallel_ != nullptr) tensor_parallel_->AllReduce({&total, DType::kF64, DeviceType::kCpu, {1}}, ReduceOp::kSum);
   return static_cast<float>(std::sqrt(total));
-}
-
-void Optimizer::GatherValues() {
-  if (!in_place_) return GatherThroughStaging();
-  const Tensor whole = View(store_->values().data, store_->dtype(), shard_length_ * data_parallel_->size());
-  data_parallel_->AllGather(whole.Rows(data_parallel_->rank() * shard_length_, shard_length_), whole);
-}
-
-void Optimizer::GatherThroughStaging() {
-  const Tensor values = store_->values();
-  const auto bytes = [width = SizeOf(values.dtype)](int64_t count) { return static_cast<size_t>(count) * width; };
-  const int64_t total = values.size();
-  const int ranks = data_parallel_->size();
-  char* const data = static_cast<char*>(values.data);
-  char* const all = static_cast<char*>(staging_.data);
-  for (int64_t offset = 0; offset < shard_length_; offset += kExchange) {
-    const int64_t count = std::min(kExchange, shard_length_ - offset);
-    char* own = all + bytes(count * ranks);
-    const int64_t present = std::clamp<int64_t>(shard_end_ - (shard_begin_ + offset), 0, count);
-    if (present > 0) device_.CopyOnDevice(context_, own, data + bytes(shard_begin_ + offset), bytes(present));
-    if (present < count) device_.Zero(context_, own + bytes(present), bytes(count - present));
-    data_parallel_->AllGather(View(own, values.dtype, count), View(all, values.dtype, count * ranks));
-    for (int rank = 0; rank < ranks; ++rank) {
-      const int64_t begin = rank * shard_length_ + offset;
-      const int64_t length = std::clamp<int64_t>(total - begin, 0, count);
-      if (length > 0) device_.CopyOnDevice(context_, data + bytes(begin), all + bytes(rank * count), bytes(length));
-    }
-  }
 }
 
 int64_t Optimizer::CountZeroGradients() const {
@@ -282,10 +212,11 @@ int64_t Optimizer::CountZeroGradients() const {
 }
 
 StepResult Optimizer::Step(double lr, double weight_decay) {
+  exchange_.FinishGather();
   StepResult result;
   result.loss_scale = loss_scaler_.scale();
   const float unscale = loss_scaler_.inverse_scale();
-  result.gradient_norm = Norm(store_->main_grads(), 0, unscale);
+  result.gradient_norm = Norm(store_->main_grads(), Extent::kOwned, unscale);
   if (options_.count_zero_gradients) result.zero_gradients = CountZeroGradients();
   result.updated = std::isfinite(result.gradient_norm);
   loss_scaler_.Update(!result.updated);
@@ -299,26 +230,34 @@ StepResult Optimizer::Step(double lr, double weight_decay) {
   }
   const AdamFactors decay = MakeAdamFactors(options_.adam, step_count_, lr, weight_decay, unscale, clip);
   const AdamFactors no_decay = MakeAdamFactors(options_.adam, step_count_, lr, 0.0, unscale, clip);
-  const int64_t count = shard_end_ - shard_begin_;
-  const bool master_is_value = store_->dtype() == DType::kF32;
-  const AdamBuffers buffers{.gradient = store_->main_grads(),
-                            .first = first_moment_,
-                            .second = second_moment_,
-                            .master = master_is_value ? store_->values().Rows(shard_begin_, count) : masters_,
-                            .value = master_is_value ? Tensor() : store_->values(),
-                            .remainder = remainders_,
-                            .origin = shard_begin_};
-  UpdatePieces(context_, buffers, own_pieces_, decay, no_decay);
-  if (sharded_) GatherValues();
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    Update(shards_[i], decay, no_decay);
+    if (sharded_) exchange_.StartGather(static_cast<int>(i));
+  }
+  if (!exchange_.overlap_gather()) exchange_.FinishGather();
   return result;
 }
 
+void Optimizer::Update(const Shard& shard, const AdamFactors& decay, const AdamFactors& no_decay) {
+  if (shard.pieces() == 0) return;
+  const bool master_is_value = store_->dtype() == DType::kF32;
+  const AdamBuffers buffers{
+      .gradient = store_->main_grads(),
+      .first = StateOf(first_moment_, shard),
+      .second = StateOf(second_moment_, shard),
+      .master = master_is_value ? store_->values().Rows(shard.begin, shard.size()) : StateOf(masters_, shard),
+      .value = master_is_value ? Tensor() : store_->values(),
+      .remainder = StateOf(remainders_, shard),
+      .origin = shard.begin};
+  UpdatePieces(context_, buffers, PiecesOf(shard), decay, no_decay);
+}
+
 float Optimizer::ParameterNorm() {
-  return masters_.empty() ? Norm(store_->values(), 0, 1.0f) : Norm(masters_, shard_begin_, 1.0f);
+  return masters_.empty() ? Norm(store_->values(), Extent::kOwned, 1.0f) : Norm(masters_, Extent::kState, 1.0f);
 }
 
 std::string Optimizer::FindNonFiniteGradient() const {
-  SumParameters(store_->main_grads(), 0, 1.0f, true);
+  SumParameters(store_->main_grads(), Extent::kAll, 1.0f);
   for (size_t p = 0; p < parameters_.size(); ++p) {
     if (!std::isfinite(host_sums_[p])) return store_->parameters()[parameters_[p]].spec.name;
   }
@@ -338,13 +277,15 @@ std::vector<OptimizerStateTensor> Optimizer::StateTensors() const {
       const Parameter& parameter = store_->parameters()[index];
       if (!parameter.spec.trainable) continue;
       const int64_t offset = static_cast<const float*>(parameter.main_grad.data) - base;
-      const int64_t begin = std::max(offset, shard_begin_);
-      const int64_t end = std::min(offset + parameter.main_grad.size(), shard_end_);
-      if (begin >= end) continue;
-      Tensor view = array.Rows(begin - shard_begin_, end - begin);
-      if (end - begin == parameter.main_grad.size()) view = view.View(parameter.spec.shape);
-      tensors.push_back({fmt::format("optimizer.state.{}.{}", kind, parameter.spec.name), &parameter.spec, view, begin - offset,
-                         (sharded_ || data_parallel_->rank() == 0) && CountsHere(static_cast<int>(index))});
+      for (const Shard& shard : shards_) {
+        const int64_t begin = std::max(offset, shard.begin);
+        const int64_t end = std::min(offset + parameter.main_grad.size(), shard.end);
+        if (begin >= end) continue;
+        Tensor view = array.Rows(shard.state + begin - shard.begin, end - begin);
+        if (end - begin == parameter.main_grad.size()) view = view.View(parameter.spec.shape);
+        tensors.push_back({fmt::format("optimizer.state.{}.{}", kind, parameter.spec.name), &parameter.spec, view, begin - offset,
+                           (sharded_ || data_parallel_->rank() == 0) && CountsHere(static_cast<int>(index))});
+      }
     }
   };
   if (!masters_.empty()) add("fp32_param", masters_);

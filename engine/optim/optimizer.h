@@ -2,7 +2,8 @@
 // AdamW on fp32 masters; replicated on the data-parallel ranks or sharded over them (ZeRO-1), with equal bits. Tensor-parallel
 // ranks update their shards, and parameters that they all have alike.
 //
-// Order of an iteration (Megatron-LM's MixedPrecisionOptimizer.step): backward fills main_grads, ReduceGradients(), Step().
+// Order of an iteration (Megatron-LM's MixedPrecisionOptimizer.step): backward fills main_grads, ReduceGradients(), Step(). With
+// overlap (BucketOptions) exchange() observes the model, and is told before the last microbatch's backward.
 // Every rank calls the same methods in the same order. Runs on the context's device, where the parameters are: on the CPU on the
 // OpenMP threads of the caller (results do not depend on their number), on CUDA in the order of the context's stream, which is
 // waited for where a method returns a number. Not thread-safe. Collectives throw EngineError.
@@ -17,6 +18,7 @@
 #include "engine/core/device.h"
 #include "engine/core/parameter.h"
 #include "engine/optim/adam.h"
+#include "engine/optim/bucket_exchange.h"
 #include "engine/optim/loss_scaler.h"
 #include "engine/optim/update_ops.h"
 
@@ -29,7 +31,8 @@ struct OptimizerOptions {
   bool shard_over_data_parallel = false;  // ddp.use_distributed_optimizer: each rank keeps 1/dp of masters and moments.
   bool count_zero_gradients = false;      // logger.log_num_zeros_in_grad
   DType moment_dtype = DType::kF32;  // Or BF16: optimizer.exp_avg_dtype and exp_avg_sq_dtype of the precision-aware optimizer.
-  bool split_masters = false;        // optimizer.store_param_remainders: a BF16 model's masters as values and remainders.
+  BucketOptions buckets;
+  bool split_masters = false;  // optimizer.store_param_remainders: a BF16 model's masters as values and remainders.
 };
 
 struct StepResult {
@@ -39,7 +42,8 @@ struct StepResult {
   float loss_scale = 1;        // The one this step used.
 };
 
-// A tensor for the checkpoint: `tensor` holds the elements [flat_begin, flat_begin + size) of the parameter's shard.
+// A tensor for the checkpoint: `tensor` holds the elements [flat_begin, flat_begin + size) of the parameter's shard. A parameter
+// may have several.
 struct OptimizerStateTensor {
   std::string name;  // "optimizer.state.exp_avg.<parameter>", …exp_avg_sq…, …fp32_param…, …fp32_param_remainder….
   const ParameterSpec* spec = nullptr;
@@ -66,6 +70,8 @@ class Optimizer {
   // main_grads = sum over data-parallel ranks of main_grads / dp, in rank order, then partial gradients summed over the
   // tensor-parallel ranks; a sharded optimizer gets only its own part right.
   void ReduceGradients();
+  // The traffic between data-parallel ranks. Before values are read otherwise than by a model that it observes: FinishGather().
+  BucketExchange& exchange() { return exchange_; }
   // One update with the schedule's rates. Gradients are not changed; the loss scaler is updated. Without a dynamic scaler a step
   // with a non-finite gradient is for the caller to treat as a failure.
   StepResult Step(double lr, double weight_decay);
@@ -87,23 +93,35 @@ class Optimizer {
   static int64_t PlannedStateBytes(int64_t elements, DType dtype, const OptimizerOptions& options, int shards);
 
  private:
+  // A stretch of the buffers that this rank updates; its pieces are [first, last).
+  struct Shard {
+    int64_t begin = 0, end = 0;
+    int64_t state = 0;  // Where its elements begin in masters and moments.
+    size_t first_piece = 0, last_piece = 0;
+    int64_t size() const { return end - begin; }
+    int64_t pieces() const { return static_cast<int64_t>(last_piece - first_piece); }
+  };
+
   void PlanPieces();
   void AllocateMemory();
-  void ReduceOverData();
-  void ReduceThroughStaging();
   void SumPartialGradients();
   // apply(piece, elements before it) for the pieces on this rank whose gradient is a part; the number of elements.
   template <class Apply> int64_t ForEachPartialPiece(Apply&& apply) const;
   // False for a parameter that tensor-parallel rank 0 counts for all.
   bool CountsHere(int parameter) const;
-  // Squared norms of `data * scale` (buffer offsets from `origin`) by parameter, on the host: of this rank's pieces, or of all
-  // pieces whose gradients this rank has.
-  void SumParameters(const Tensor& data, int64_t origin, float scale, bool all_pieces) const;
+  // Squared norms of `data * scale` by parameter, on the host. Data: the whole buffer, of which the ranks' pieces are summed; all
+  // of this rank's buffer, whatever it owns; the state of the shards.
+  enum class Extent : uint8_t { kOwned, kAll, kState };
+  void SumParameters(const Tensor& data, Extent extent, float scale) const;
   // sqrt of the sum over the model's parameters of the squared norms of `data * scale`, each norm rounded to float; NaN or
   // infinite when an element is.
-  float Norm(const Tensor& data, int64_t origin, float scale);
-  void GatherValues();
-  void GatherThroughStaging();
+  float Norm(const Tensor& data, Extent extent, float scale);
+  void Update(const Shard& shard, const AdamFactors& decay, const AdamFactors& no_decay);
+  PieceList PiecesOf(const Shard& shard) const { return {all_pieces_.pieces + shard.first_piece, shard.pieces()}; }
+  // The shard's elements of masters or moments.
+  static Tensor StateOf(const Tensor& state, const Shard& shard) {
+    return state.empty() ? state : state.Rows(shard.state, shard.size());
+  }
   int64_t CountZeroGradients() const;
   Tensor View(void* data, DType dtype, int64_t count) const { return {data, dtype, context_.device, {count}}; }
 
@@ -115,17 +133,15 @@ class Optimizer {
   LossScaler loss_scaler_;
   int64_t step_count_ = 0;
   bool sharded_;
-  bool in_place_ = false;     // The exchange of shards needs no staging.
-  int64_t shard_length_ = 0;  // Elements a rank owns, a multiple of the block; the last shards may be short or empty.
-  int64_t shard_begin_ = 0, shard_end_ = 0;
+  BucketExchange exchange_;
+  std::vector<Shard> shards_;  // One a bucket where sharded, else one.
   // Pieces lie in one block of the buffer each.
-  std::vector<UpdatePiece> pieces_;                     // Of the whole buffer, in order.
-  std::vector<int> piece_parameters_;                   // Which parameter a piece belongs to.
-  size_t first_piece_ = 0, last_piece_ = 0;             // This rank's: [first, last).
-  std::vector<int> parameters_;                         // Those that have pieces, in order.
-  PieceList all_pieces_, own_pieces_, counted_pieces_;  // On the device; the last those of this rank that it counts.
-  std::vector<std::shared_ptr<void>> memory_;           // On the device, and page-locked.
-  // Of [shard_begin_, shard_end_). No masters if the model is F32; remainders instead where they are split.
+  std::vector<UpdatePiece> pieces_;            // Of the whole buffer, in order.
+  std::vector<int> piece_parameters_;          // Which parameter a piece belongs to.
+  std::vector<int> parameters_;                // Those that have pieces, in order.
+  PieceList all_pieces_, counted_pieces_;      // On the device; the latter those of this rank that it counts.
+  std::vector<std::shared_ptr<void>> memory_;  // On the device, and page-locked.
+  // Of the shards, one after another. No masters if the model is F32; remainders instead where they are split.
   Tensor first_moment_, second_moment_, masters_, remainders_;
   Tensor piece_sums_, piece_firsts_, parameter_sums_, zeros_, staging_;
   double* host_sums_ = nullptr;  // A copy of parameter_sums_.

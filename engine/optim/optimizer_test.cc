@@ -326,7 +326,8 @@ struct Outcome {
   std::vector<std::map<std::string, std::vector<float>>> states;  // Elements by their place in the parameter.
 };
 
-Outcome TrainOnRanks(int ranks, bool sharded, DType dtype) {
+// With overlap as a model does it: gradients become final from the last parameter on, values are asked for from the first on.
+Outcome TrainOnRanks(int ranks, bool sharded, DType dtype, const BucketOptions& buckets = {}) {
   std::string pattern = testing::TempDir() + "optim_XXXXXX";
   const std::string directory = mkdtemp(pattern.data());
   Outcome outcome{std::vector<std::vector<char>>(ranks), std::vector<std::vector<float>>(ranks), {}};
@@ -340,15 +341,21 @@ Outcome TrainOnRanks(int ranks, bool sharded, DType dtype) {
       options.clip_grad = 0.1;
       options.shard_over_data_parallel = sharded;
       options.count_zero_gradients = true;
+      options.buckets = buckets;
       Optimizer optimizer(store.get(), options, world.get());
+      const int parameters = static_cast<int>(Specs().size());
       for (uint64_t step = 0; step < 3; ++step) {
+        for (int end = 1; end <= parameters; ++end) optimizer.exchange().BeforeUse(end);
         FillGradients(*store, step, 1.0f, rank);
+        if (step != 1) optimizer.exchange().BeginLastBackward();  // Else all is done after backward.
+        for (int first = parameters; first-- > 0;) optimizer.exchange().GradientsAdded(first);
         optimizer.ReduceGradients();
         const StepResult result = optimizer.Step(1e-2, 0.1);
         outcome.norms[rank].push_back(result.gradient_norm);
         outcome.norms[rank].push_back(static_cast<float>(result.zero_gradients));
       }
       outcome.norms[rank].push_back(optimizer.ParameterNorm());
+      optimizer.exchange().FinishGather();
       outcome.values[rank].assign(static_cast<char*>(store->values().data),
                                   static_cast<char*>(store->values().data) + store->values().bytes());
       for (const OptimizerStateTensor& tensor : optimizer.StateTensors()) {
@@ -415,6 +422,89 @@ TEST(Optimizer, ShardedEqualsReplicatedToTheBit) {
       }
     }
   }
+}
+
+TEST(Optimizer, BucketsAndOverlapChangeNoBit) {
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    const Outcome whole = TrainOnRanks(2, false, dtype);
+    for (const bool sharded : {false, true}) {
+      for (const auto& [reduce, gather] : {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
+        const Outcome buckets =
+            TrainOnRanks(2, sharded, dtype, {.elements = 1, .overlap_reduce = reduce, .overlap_gather = gather});
+        for (int rank = 0; rank < 2; ++rank) {
+          EXPECT_EQ(buckets.values[rank], whole.values[0]) << sharded << reduce << gather;
+          EXPECT_EQ(buckets.norms[rank], whole.norms[0]) << sharded << reduce << gather;
+          for (const auto& [name, elements] : buckets.states[rank]) {
+            const std::vector<float>& expected = whole.states[0].at(name);
+            for (size_t i = 0; i < elements.size(); ++i) {
+              if (elements[i] == -12345.0f) continue;
+              ASSERT_EQ(elements[i], expected[i]) << name << " " << i;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(BucketExchange, BucketsAreWholeBlocksOfAllRanks) {
+  EXPECT_EQ(BucketExchange::BucketElements({}, 2), 1221 * 2 * 16384);
+  EXPECT_EQ(BucketExchange::BucketElements({}, 64), 62 * 64 * 16384);
+  EXPECT_EQ(BucketExchange::BucketElements({.elements = 32768}, 2), 32768);
+  EXPECT_EQ(BucketExchange::BucketElements({.elements = 32769}, 2), 65536);
+  OnRanks(2, [](Communicator& world) {
+    const auto store = MakeStore(DType::kF32);  // 29120 + 320 + 16384 + 32 elements.
+    const BucketExchange exchange(store.get(), {.elements = 1}, true, &world, {});
+    ASSERT_EQ(exchange.count(), 2);
+    EXPECT_EQ(exchange.bucket(1).begin, 32768);
+    EXPECT_EQ(exchange.bucket(1).end, 45856);
+    EXPECT_EQ(exchange.own(0).begin, world.rank() * 16384);
+    EXPECT_EQ(exchange.own(1).begin, world.rank() == 0 ? 32768 : 45856);
+    EXPECT_EQ(exchange.own(1).end, 45856);
+    EXPECT_THAT(exchange.Describe(), testing::HasSubstr("2 ranks, 2 buckets of up to 32768 elements"));
+  });
+}
+
+// A bucket is reduced before backward is done, the one that backward still writes to is not.
+TEST(BucketExchange, ReductionBeginsWhenABucketIsFinal) {
+  OnRanks(2, [](Communicator& world) {
+    const auto store = MakeStore(DType::kF32);
+    BucketExchange exchange(store.get(), {.elements = 1, .overlap_reduce = true}, false, &world, {});
+    const Tensor gradients = store->main_grads();
+    std::fill_n(gradients.as<float>(), gradients.size(), static_cast<float>(2 * world.rank() + 2));
+    const volatile float* at = gradients.as<float>();
+    exchange.GradientsAdded(0);  // Of an earlier microbatch.
+    exchange.BeginLastBackward();
+    exchange.GradientsAdded(3);
+    exchange.GradientsAdded(2);  // It begins in the first bucket: the second one is final.
+    for (int i = 0; i < 20000 && at[45855] != 3.0f; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(at[32768], 3.0f);
+    EXPECT_EQ(at[32767], static_cast<float>(2 * world.rank() + 2));
+    exchange.GradientsAdded(1);
+    exchange.GradientsAdded(0);
+    exchange.FinishReduction();
+    EXPECT_EQ(at[0], 3.0f);
+    EXPECT_EQ(at[32767], 3.0f);
+    EXPECT_EQ(at[45855], 3.0f);
+  });
+}
+
+TEST(BucketExchange, ALostPeerIsAnErrorOfTheTrainingThread) {
+  OnRanks(2, [](Communicator& world) {
+    const auto store = MakeStore(DType::kF32);
+    BucketExchange exchange(store.get(), {.elements = 1, .overlap_reduce = true}, false, &world, {});
+    world.Barrier();
+    if (world.rank() == 1) return;
+    exchange.BeginLastBackward();
+    try {
+      exchange.GradientsAdded(0);
+      exchange.FinishReduction();
+      ADD_FAILURE() << "no error";
+    } catch (const EngineError& error) {
+      EXPECT_EQ(error.reason(), v1::REASON_PEER_LOST) << error.what();
+      EXPECT_THAT(error.what(), testing::HasSubstr("rank 0 of 2"));
+    }
+  });
 }
 
 // Two tensor-parallel ranks: the partial gradient is added up, the norm counts shards on both and the rest once.

@@ -125,8 +125,10 @@ v1::MemoryEstimate PlanMemory(const TrainingPlan& plan) {
                                                           sharded ? plan.parallel.data : 1));
   memory.set_activation_bytes(parts.activations);
   memory.set_workspace_bytes(parts.scratch + (cuda ? static_cast<int64_t>(kOperatorWorkspaceBytes) : 0));
-  const bool links = plan.parallel.data * plan.parallel.tensor > 1;
-  if (cuda) memory.set_runtime_bytes(kCudaBytes + (links ? kNcclBytes : 0));
+  const BucketOptions buckets = OptimizerOptionsOf(plan).buckets;
+  const bool overlaps = plan.parallel.data > 1 && (buckets.overlap_reduce || (buckets.overlap_gather && sharded));
+  const int64_t groups = (plan.parallel.data * plan.parallel.tensor > 1 ? 1 : 0) + (overlaps ? 1 : 0);
+  if (cuda) memory.set_runtime_bytes(kCudaBytes + groups * kNcclBytes);
   return memory;
 }
 

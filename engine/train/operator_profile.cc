@@ -84,6 +84,7 @@ template <auto& kOp, class... Args> struct Hook<kOp, Op<void(const Context&, Arg
   static inline ProfiledOperator op;
 
   static void Run(const Context& context, Args... args) {
+    if (!g_profile->Sees(context)) return original(context, args...);
     const ProfiledArgument arguments[] = {Describe(args)..., ProfiledArgument{}};
     g_profile->Begin(context, op, arguments, static_cast<int>(sizeof...(Args)));
     original(context, args...);

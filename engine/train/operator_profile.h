@@ -5,6 +5,7 @@
 #include <array>
 #include <map>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/core/event_timer.h"
@@ -40,6 +41,8 @@ class OperatorProfile {
   OperatorProfile(const OperatorProfile&) = delete;
   OperatorProfile& operator=(const OperatorProfile&) = delete;
 
+  // Whether a call there is timed: not one of another stream or thread, which goes on beside the others.
+  bool Sees(const Context& context) const { return context.stream == context_.stream && std::this_thread::get_id() == thread_; }
   // Around a call of an operator; operators may call operators.
   void Begin(const Context& context, const ProfiledOperator& op, const ProfiledArgument* arguments, int count);
   void End(const Context& context);
@@ -66,6 +69,7 @@ class OperatorProfile {
   void Collect();
 
   const Context context_;
+  const std::thread::id thread_ = std::this_thread::get_id();
   const DeviceLimits limits_;
   EventTimer& timer_;
   std::vector<void*> events_;

@@ -28,6 +28,10 @@ OptimizerOptions OptimizerOptionsOf(const TrainingPlan& plan) {
   options.loss_scaler = plan.loss_scaler;
   options.shard_over_data_parallel = plan.distributed_optimizer;
   options.count_zero_gradients = plan.log_num_zeros;
+  const bool hooks = plan.graphs == GptModel::Graphs::kNone;
+  options.buckets = {.elements = plan.bucket_elements,
+                     .overlap_reduce = plan.overlap_grad_reduce && hooks,
+                     .overlap_gather = plan.overlap_param_gather && hooks};
   return options;
 }
 
@@ -52,6 +56,7 @@ void TrainState::InitializeFresh() {
   optimizer_ =
       std::make_unique<Optimizer>(parameters_.get(), OptimizerOptionsOf(plan_), groups_.data(), groups_.tensor(), context_);
   model_->Prepare(*parameters_, static_cast<int>(plan_.micro_batch_size));
+  model_->Observe(groups_.data()->size() > 1 ? &optimizer_->exchange() : nullptr);
   const bool whole = plan_.graphs == GptModel::Graphs::kCall;
   model_->UseGraphs(plan_.graphs, static_cast<int>(plan_.microbatches), plan_.graph_warm_up * (whole ? 1 : plan_.microbatches));
 }
@@ -85,6 +90,7 @@ absl::StatusOr<SavedCheckpoint> TrainState::Save(const RunIdentity& identity) {
   meta.config_text = identity.config_text;
   meta.state_json = StateJson();
   meta.has_optimizer_state = plan_.save_optimizer;
+  optimizer_->exchange().FinishGather();
   DeviceOf(context_.device).Synchronize(context_);  // The update may still be under way: the copies run in another stream.
   return SaveCheckpoint(CheckpointPath(identity, step), meta, Tensors(plan_.save_optimizer), groups_.world());
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "engine/core/device.h"
 #include "engine/core/failpoint.h"
 #include "engine/train/memory_plan.h"
 #include "engine/train/precision_parts.h"
@@ -58,6 +59,10 @@ v1::RankResult Trainer::Run() {
   }
   const std::string precision = DescribeLowPrecision(plan_.model, state_.model().HasNarrowProducts());
   if (is_root() && !precision.empty()) sink_->Message(precision);
+  std::string exchange = state_.optimizer().exchange().Describe();
+  if (plan_.graphs != GptModel::Graphs::kNone && (plan_.overlap_grad_reduce || plan_.overlap_param_gather) && !exchange.empty())
+    exchange += ": nothing overlaps with model.cuda_graph_impl";
+  if (is_root() && !exchange.empty()) sink_->Message(exchange);
   if (state_.evaluation_due && !EvaluateInTraining()) return Stopped();
   interval_.Restart();
   while (state_.step < plan_.train_iters) {
@@ -95,7 +100,9 @@ IterationResult Trainer::TrainIteration() {
   };
   if (iteration_batches_.empty()) {
     for (int64_t i = 0; i < plan_.microbatches; ++i) {
-      state_.model().AddForwardBackward(next(&batch_), grad_scale, &state_.rng());
+      const HostMicrobatch batch = next(&batch_);
+      if (i + 1 == plan_.microbatches) state_.optimizer().exchange().BeginLastBackward();
+      state_.model().AddForwardBackward(batch, grad_scale, &state_.rng());
     }
   } else {
     std::vector<HostMicrobatch> views;
@@ -241,6 +248,9 @@ bool Trainer::TimeIsUp() const {
 }
 
 v1::RankResult Trainer::Finish(v1::Reason reason, const std::string& detail) {
+  // What is still on its way arrives before a peer leaves.
+  state_.optimizer().exchange().FinishGather();
+  DeviceOf(context_.device).Synchronize(context_);
   v1::RankResult result;
   result.set_reason(reason);
   result.set_detail(detail);

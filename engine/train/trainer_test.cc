@@ -9,6 +9,9 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
 
 #include "engine/comm/test_support.h"
 #include "recipes/config/resolve.h"
@@ -30,11 +33,12 @@ class Recorder : public EventSink {
     if (point.kind() == v1::METRIC_KIND_TRAIN && point.step() == stop_in_evaluation_of) stop.store(true);
   }
   void CheckpointWritten(const v1::Checkpoint& checkpoint) override { checkpoints.push_back(checkpoint); }
-  void Message(const std::string&) override {}
+  void Message(const std::string& text) override { messages.push_back(text); }
 
   int64_t first_step = -1;
   std::vector<v1::MetricPoint> points;
   std::vector<v1::Checkpoint> checkpoints;
+  std::vector<std::string> messages;
   int64_t stop_after = 0;              // Iteration at whose end the run stops.
   int64_t stop_in_evaluation_of = -1;  // The stop comes after that iteration has looked for it.
   std::atomic<bool> stop{false};
@@ -294,6 +298,67 @@ TEST_F(TrainerTest, OneRankGoesOnFromTensorParallelRanksCheckpoint) {
     ASSERT_EQ(first.points.size() + again.points.size(), straight.points.size());
     for (size_t i = 0; i < again.points.size(); ++i) ExpectSamePoint(again.points[i], straight.points[first.points.size() + i]);
     ExpectLossesNear(one, again, 1e-5);
+  }
+}
+
+// Everything that a run's checkpoints hold beside their manifests, which name the job.
+std::map<std::string, std::string> SavedBytes(const std::filesystem::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    std::ifstream file(entry.path(), std::ios::binary);
+    files[entry.path().lexically_relative(folder)] = std::string(std::istreambuf_iterator<char>(file), {});
+  }
+  return files;
+}
+
+// Several buckets: tables, two of layers, and parts of both.
+TEST_F(TrainerTest, OverlappedTrafficOfDataParallelRanksChangesNoBit) {
+  struct Case {
+    int ranks;
+    Overrides more;
+  };
+  const char *const sharded = "ddp.use_distributed_optimizer=true", *const tied =
+                                                                        "model.share_embeddings_and_output_weights=true";
+  const char *const untied = "model.share_embeddings_and_output_weights=false", *const wide = "mixed_precision=null";
+  const Overrides recompute = {"model.recompute_granularity=full", "model.recompute_method=uniform",
+                               "model.recompute_num_layers=1"};
+  const std::vector<Case> cases = {
+      {2, {tied, "train.global_batch_size=4"}},
+      {2, {untied, wide, "train.global_batch_size=12"}},
+      {2, {tied, wide, sharded, "train.global_batch_size=12"}},
+      {2, {untied, sharded, "train.global_batch_size=4", recompute[0], recompute[1], recompute[2]}},
+      {2, {tied, sharded, "mixed_precision=bf16_with_fp8_delayed_scaling_mixed", "train.global_batch_size=4"}},
+      {4, {untied, wide, sharded, kTwoRanks, "model.sequence_parallel=true", "train.global_batch_size=4"}},
+  };
+  for (size_t i = 0; i < cases.size(); ++i) {
+    Overrides common = {"model.num_layers=3",          "model.hidden_size=64",      "model.ffn_hidden_size=128",
+                        "tokenizer.vocab_size=256",    "train.train_iters=3",       "optimizer.lr=1e-2",
+                        "optimizer.min_lr=1e-3",       "logger.log_interval=1",     "logger.log_params_norm=true",
+                        "validation.eval_interval=2",  "ddp.bucket_size=1",         "checkpoint.save_interval=2",
+                        "model.num_attention_heads=4", "scheduler.lr_decay_iters=3"};
+    common.insert(common.end(), cases[i].more.begin(), cases[i].more.end());
+    Recorder apart, beside;
+    std::map<std::string, std::string> saved;
+    for (Recorder* recorder : {&apart, &beside}) {
+      std::filesystem::remove_all(directory_ / "run");
+      const char* const on = recorder == &beside ? "true" : "false";
+      RunOnRanks(cases[i].ranks,
+                 And(And(common, std::string("ddp.overlap_grad_reduce=") + on), std::string("ddp.overlap_param_gather=") + on),
+                 recorder, "job");
+      if (recorder == &apart) saved = SavedBytes(directory_ / "run");
+    }
+    EXPECT_THAT(apart.messages, testing::Contains(HasSubstr("after backward"))) << i;
+    EXPECT_THAT(beside.messages, testing::Contains(testing::AllOf(HasSubstr(" buckets of"), HasSubstr("while backward runs"))))
+        << i;
+    ASSERT_EQ(apart.points.size(), beside.points.size());
+    ASSERT_GE(apart.points.size(), 4u);
+    for (size_t k = 0; k < apart.points.size(); ++k) {
+      ExpectSamePoint(apart.points[k], beside.points[k]);
+      EXPECT_EQ(apart.points[k].params_norm(), beside.points[k].params_norm()) << i;
+    }
+    EXPECT_FALSE(saved.empty());
+    EXPECT_TRUE(saved == SavedBytes(directory_ / "run")) << "checkpoints of case " << i;
   }
 }
 

@@ -154,6 +154,9 @@ void ReadOptimizer(const v1::ConfigContainer& config, TrainingPlan* plan, Proble
   plan->adam.eps = optimizer.adam_eps();
   plan->clip_grad = optimizer.clip_grad();
   plan->distributed_optimizer = config.ddp().use_distributed_optimizer() || optimizer.use_distributed_optimizer();
+  plan->bucket_elements = config.ddp().bucket_size();
+  plan->overlap_grad_reduce = config.ddp().overlap_grad_reduce();
+  plan->overlap_param_gather = config.ddp().overlap_param_gather() || optimizer.overlap_param_gather();
   LossScalerOptions& scaler = plan->loss_scaler;
   if (plan->model.dtype == DType::kF16) {
     scaler.dynamic = !optimizer.has_loss_scale();

@@ -25,6 +25,9 @@ struct TrainingPlan {
   AdamOptions adam;
   LossScalerOptions loss_scaler;
   bool distributed_optimizer = false;
+  int64_t bucket_elements = 0;       // ddp.bucket_size; 0: Megatron-LM's rule.
+  bool overlap_grad_reduce = false;  // Neither with CUDA graphs: a hook is no part of a graph.
+  bool overlap_param_gather = false;
   DType moment_dtype = DType::kF32;  // F32 or BF16.
   bool split_masters = false;        // BF16 values and 16-bit remainders make the masters.
   double clip_grad = 1.0;            // 0: no clipping.

@@ -266,8 +266,12 @@ v1::MemoryEstimate EstimateMemory(const v1::ConfigContainer& config, int data_pa
   const int64_t ends = z.stream * (z.h * (2 * z.e + (m.hidden_dropout() > 0 ? 1 : 0)) + 4 * z.norm_floats);
   estimate.set_activation_bytes(LayerBytes(z) + ends);
   estimate.set_workspace_bytes(ScratchBytes(z) + NarrowBytes(z) + (z.gpu ? kOperatorWorkspace : 0));
-  const bool links = data_parallel * Ways(m.tensor_model_parallel_size()) > 1;
-  if (z.gpu) estimate.set_runtime_bytes(kCudaBytes + (links ? kNcclBytes : 0));
+  const bool sharded = config.ddp().use_distributed_optimizer() || config.optimizer().use_distributed_optimizer();
+  // Traffic that overlaps has a group of its own.
+  const bool overlaps = data_parallel > 1 && m.cuda_graph_impl() != "local" && m.cuda_graph_impl() != "full_iteration" &&
+                        (config.ddp().overlap_grad_reduce() || (config.ddp().overlap_param_gather() && sharded));
+  const int64_t groups = (data_parallel * Ways(m.tensor_model_parallel_size()) > 1 ? 1 : 0) + (overlaps ? 1 : 0);
+  if (z.gpu) estimate.set_runtime_bytes(kCudaBytes + groups * kNcclBytes);
   estimate.set_checkpoint_bytes(CountParameters(m) * (type + (config.checkpoint().save_optim() ? moments + masters : 0)));
   return estimate;
 }

@@ -491,6 +491,24 @@ train2() {
     optimizer.use_precision_aware_optimizer=true optimizer.exp_avg_dtype=bf16 optimizer.exp_avg_sq_dtype=bf16
 }
 
+# The 1B model on two GPUs with one microbatch an iteration, where the traffic between them weighs most: with and without overlap,
+# each with the replicated and the sharded optimizer. Times change and no bit does.
+overlap() {
+  local status=0 sharded on name
+  for sharded in false true; do
+    for on in false true; do
+      name="overlap-sharded-$sharded-on-$on"
+      bench "$name" llama32_1b_pretrain_config 2 --metrics "$OUT/$name.points" "${long[@]}" "${ten[@]}" train.global_batch_size=2 \
+        model.deterministic_mode=true ddp.use_distributed_optimizer="$sharded" optimizer.use_distributed_optimizer="$sharded" \
+        ddp.overlap_grad_reduce="$on" ddp.overlap_param_gather="$on"
+      grep "data parallelism" "$OUT/bench-$name.0.log"
+    done
+    same "overlap-sharded-$sharded-on-false" "overlap-sharded-$sharded-on-true" || status=1
+  done
+  same overlap-sharded-false-on-false overlap-sharded-true-on-false || status=1
+  verdict overlap "$status"
+}
+
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,power.draw --format=csv,noheader
 for part in "$@"; do
   begin=$SECONDS

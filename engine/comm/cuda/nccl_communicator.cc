@@ -99,6 +99,12 @@ class NcclCommunicator : public Communicator {
     part.size = place.size;
     return std::make_unique<NcclCommunicator>(part);
   }
+  std::unique_ptr<Communicator> Twin(const Context& context) override {
+    NcclOptions twin = options_;
+    twin.group = fmt::format("{}.twin{}", options_.group, ++twins_);
+    twin.context = context;
+    return std::make_unique<NcclCommunicator>(twin);
+  }
 
  private:
   void RequireParts(const Tensor& part, const Tensor& whole, const char* what) const {
@@ -190,7 +196,7 @@ class NcclCommunicator : public Communicator {
   NcclOptions options_;
   cudaStream_t stream_;
   ncclComm_t comm_ = nullptr;
-  int watch_ = 0;
+  int watch_ = 0, twins_ = 0;
   void* staging_ = nullptr;
   size_t staged_bytes_ = 0;
 };

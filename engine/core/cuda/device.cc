@@ -3,9 +3,11 @@
 #include <chrono>
 #include <map>
 #include <thread>
+#include <vector>
 
 #include "engine/core/cuda/check.h"
 #include "engine/core/cuda/watch.h"
+#include "engine/core/side_stream.h"
 
 namespace mbridge::cuda {
 namespace {
@@ -25,6 +27,54 @@ template <class Query> void AwaitWatched(const Query& query) {
     if (waited.count() > 0.1) std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
+
+// Events order the two streams; the host never waits.
+class CudaSideStream : public SideStream {
+ public:
+  CudaSideStream(const Context& main, int slots) : main_(main) {
+    // Blocks of its kernels come first where an SM becomes free: the peers wait for them.
+    int least = 0, greatest = 0;
+    MB_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    cudaStream_t stream = nullptr;
+    MB_CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest));
+    context_ = {DeviceType::kCuda, stream, nullptr, 0};
+    for (int i = 0; i < slots; ++i) slots_.push_back({NewEvent(), NewEvent()});
+  }
+  ~CudaSideStream() override {
+    for (const Slot& slot : slots_) {
+      cudaEventDestroy(slot.begin);
+      cudaEventDestroy(slot.end);
+    }
+    cudaStreamDestroy(StreamOf(context_));
+  }
+  CudaSideStream(const CudaSideStream&) = delete;
+  CudaSideStream& operator=(const CudaSideStream&) = delete;
+
+  const Context& context() const override { return context_; }
+  void Start(int slot, std::function<void()> work) override {
+    const Slot& events = slots_.at(static_cast<size_t>(slot));
+    MB_CUDA(cudaEventRecord(events.begin, StreamOf(main_)));
+    MB_CUDA(cudaStreamWaitEvent(StreamOf(context_), events.begin, 0));
+    work();
+    MB_CUDA(cudaEventRecord(events.end, StreamOf(context_)));
+  }
+  void Join(int slot) override { MB_CUDA(cudaStreamWaitEvent(StreamOf(main_), slots_.at(static_cast<size_t>(slot)).end, 0)); }
+  void Stop() override {}
+
+ private:
+  struct Slot {
+    cudaEvent_t begin, end;
+  };
+  static cudaEvent_t NewEvent() {
+    cudaEvent_t event = nullptr;
+    MB_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    return event;
+  }
+
+  const Context main_;
+  Context context_;
+  std::vector<Slot> slots_;
+};
 
 class CudaDevice : public Device {
  public:
@@ -85,6 +135,9 @@ class CudaDevice : public Device {
     cudaStream_t stream = nullptr;
     MB_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     return {DeviceType::kCuda, stream, Allocate(workspace_bytes, "operator workspace"), workspace_bytes};
+  }
+  std::unique_ptr<SideStream> MakeSideStream(const Context& main, int slots) override {
+    return std::make_unique<CudaSideStream>(main, slots);
   }
   void Synchronize(const Context& context) override {
     if (!HasWatches()) {
