@@ -11,6 +11,7 @@
 #include "engine/core/cuda/check.h"
 #include "engine/core/device.h"
 #include "engine/ops/bias_gelu.h"
+#include "engine/ops/cuda/norm_rows.h"
 #include "engine/ops/dropout.h"
 #include "engine/ops/dropout_mask.h"
 #include "engine/ops/embedding.h"
@@ -134,6 +135,21 @@ void BenchNorms(Bench* bench, bool rms, int64_t rows, int64_t h) {
     rms ? RmsNormForward(context, s.x, gamma, options, s.y, s.rstd)
         : LayerNormForward(context, s.x, gamma, beta, options, s.y, s.mean, s.rstd);
   });
+  if (rms) {
+    const auto variant = [&]<int kHold, int kStages>(const char* name, std::integral_constant<int, kHold>,
+                                                     std::integral_constant<int, kStages>) {
+      using T = __nv_bfloat16;
+      bench->Report(Named(name, rows, h), 2 * bytes, [&](int i) {
+        const Set& s = all[i % sets];
+        cuda::LaunchNormForward<T, false, kHold, kStages>(
+            context, {cuda::PointerOf<T>(s.x), cuda::PointerOf<T>(gamma), nullptr, rows, static_cast<int>(h), 1e-5f, 0.0f,
+                      cuda::PointerOf<T>(s.y), nullptr, cuda::PointerOf<float>(s.rstd), nullptr});
+      });
+    };
+    variant("rms_norm forward, 2 held, 2 stages", std::integral_constant<int, 2>(), std::integral_constant<int, 2>());
+    variant("rms_norm forward, 2 held, 3 stages", std::integral_constant<int, 2>(), std::integral_constant<int, 3>());
+    variant("rms_norm forward, 4 held, 3 stages", std::integral_constant<int, 4>(), std::integral_constant<int, 3>());
+  }
   for (const Set& s : all) {  // Statistics of every set.
     rms ? RmsNormForward(context, s.x, gamma, options, s.y, s.rstd)
         : LayerNormForward(context, s.x, gamma, beta, options, s.y, s.mean, s.rstd);

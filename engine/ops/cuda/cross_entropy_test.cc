@@ -61,6 +61,15 @@ TEST(SoftmaxCrossEntropyCuda, ClustersShareARow) {
   CheckSoftmax(gpu, DType::kF16, 2, 128256);
 }
 
+// Clusters that come to a second and a third row.
+TEST(SoftmaxCrossEntropyCuda, ClustersWalkOverRows) {
+  MB_NEEDS_GPU();
+  const Gpu gpu;
+  CheckSoftmax(gpu, DType::kBF16, 900, 8200);
+  CheckSoftmax(gpu, DType::kF16, 450, 38008);
+  CheckSoftmax(gpu, DType::kBF16, 110, 151936);
+}
+
 // More than a multiprocessor's shared memory holds.
 TEST(SoftmaxCrossEntropyCuda, TakesVeryWideRows) {
   MB_NEEDS_GPU();

@@ -85,13 +85,17 @@ struct Sorted {
   __device__ int64_t GradientRow(int place) const { return int64_t{place % sequence} * batch + place / sequence; }
 };
 
-// The table's rows: sum is rounded and joins `grad`.
-template <class T, bool kTied, int kN> __device__ __forceinline__ void AddToTable(float* grad, const float (&sum)[kN]) {
+// The table's rows: sum is rounded and joins `row`, which was read from `grad`.
+template <class T, bool kTied, int kN>
+__device__ __forceinline__ void AddToTable(float* grad, const Pack<float, kN>& loaded, const float (&sum)[kN]) {
   float row[kN];
-  LoadFloats<kN>(grad, row);
+  Unpack(loaded, row);
 #pragma unroll
   for (int i = 0; i < kN; ++i) row[i] = kTied ? Round<T>(Round<T>(row[i]) + Round<T>(sum[i])) : row[i] + Round<T>(sum[i]);
   StoreFloats<kN>(grad, row);
+}
+template <class T, bool kTied, int kN> __device__ __forceinline__ void AddToTable(float* grad, const float (&sum)[kN]) {
+  AddToTable<T, kTied, kN>(grad, LoadPack<kN>(grad), sum);
 }
 
 // PyTorch's kernel for few ids: chunks of 32 ids in their original order, one rounding a chunk. A block for each sorted position
@@ -161,15 +165,19 @@ __global__ void __launch_bounds__(256)
   __syncthreads();
   const int64_t column = (int64_t{blockIdx.x % tiles} * blockDim.x + threadIdx.x) * kN;
   if (column >= h) return;
+  // Whether position i is the last of an id that the piece holds all of.
+  const auto completes = [&](int i) { return ids[i + 2] != ids[i + 1] && ids[0] != ids[i + 1]; };
   float sum[kN] = {};
   int start = 0;
   for (int base = 0; base < count; base += kUnroll) {
     Pack<T, kN> loaded[kUnroll];
+    Pack<float, kN> table[kUnroll];
 #pragma unroll
     for (int k = 0; k < kUnroll; ++k) {
-      if (base + k < count && ids[base + k + 1] != sorted.outside) {
-        loaded[k] = LoadPack<kN>(dy + rows[base + k] * h + column);
-      }
+      const int i = base + k;
+      if (i >= count || ids[i + 1] == sorted.outside) continue;
+      loaded[k] = LoadPack<kN>(dy + rows[i] * h + column);
+      if (completes(i)) table[k] = LoadPack<kN>(grad + ids[i + 1] * h + column);
     }
 #pragma unroll
     for (int k = 0; k < kUnroll; ++k) {
@@ -181,8 +189,8 @@ __global__ void __launch_bounds__(256)
       for (int j = 0; j < kN; ++j) sum[j] += values[j];
       const int id = ids[i + 1];
       if (i + 1 < count && ids[i + 2] == id) continue;
-      if (ids[start] != id && ids[i + 2] != id) {
-        AddToTable<T, kTied>(grad + id * h + column, sum);
+      if (completes(i)) {
+        AddToTable<T, kTied>(grad + id * h + column, table[k], sum);
       } else {
         StoreFloats<kN>(gathered + int64_t{first + start} * h + column, sum);
       }

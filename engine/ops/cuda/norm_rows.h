@@ -1,7 +1,9 @@
-// Layer norm and RMS norm over rows: a warp or a block keeps a row in registers, so that each value is read once and written
-// once. Backward sums the parameters' gradients in the same pass, a partial row per block.
+// Layer norm and RMS norm over rows: each value is read once and written once. A warp keeps a narrow row in registers; wider ones
+// pass through shared memory, where a block copies rows ahead of the one it works on. Backward sums the parameters' gradients in
+// the same pass, a partial row per block.
 #pragma once
 
+#include "engine/ops/cuda/async_copy.h"
 #include "engine/ops/cuda/column_sums.h"
 #include "engine/ops/cuda/maximum.h"
 
@@ -17,43 +19,28 @@ template <class T> struct NormForwardArgs {
   float* amax;         // Null, or raised to the largest |y|.
 };
 
-// Sum over the group that shares a row.
-template <bool kWarp> __device__ __forceinline__ float GroupSum(float x, float* shared) {
-  if constexpr (kWarp) return WarpSum(x);
-  return BlockSum(x, shared);
+// Two sums over the `threads` that share a row and, unless they are the whole block, barrier 1 + `group`; one barrier. `shared`
+// holds a pair for each of their warps and must be another one at the next call.
+template <bool kSecond> __device__ __forceinline__ float2 GroupSums(float x, float y, float2* shared, int group, int threads) {
+  x = WarpSum(x);
+  if constexpr (kSecond) y = WarpSum(y);
+  const int lane = threadIdx.x % 32;
+  if (lane == 0) shared[(threadIdx.x - group * threads) / 32] = {x, y};
+  asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory");
+  const float2 part = lane < threads / 32 ? shared[lane] : float2{};
+  return {WarpSum(part.x), kSecond ? WarpSum(part.y) : 0.0f};
 }
 
-// kHold vectors a thread. kWarp: a warp a row, else a block a row.
-template <class T, bool kLayer, int kHold, bool kWarp>
-__global__ void __launch_bounds__(kWarp ? 256 : 1024) NormForwardKernel(const NormForwardArgs<T> a) {
+// kHold vectors of a row that a thread has, `apart` vectors from each other.
+template <class T, int kHold> using Held = Pack<T, kVectorSize<T>>[kHold];
+
+template <class T, int kHold>
+__device__ __forceinline__ float SquaresOf(const Held<T, kHold>& in, float mean, int first, int apart, int vectors) {
   constexpr int kN = kVectorSize<T>;
-  __shared__ float shared[32];
-  const int lane = kWarp ? threadIdx.x % 32 : threadIdx.x, group = kWarp ? 32 : blockDim.x, vectors = a.h / kN;
-  const int64_t row = kWarp ? int64_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32 : int64_t{blockIdx.x};
-  if (row >= a.rows) return;  // Whole warps, or the whole block.
-  const T* x = a.x + row * a.h;
-  Pack<T, kN> in[kHold];
-#pragma unroll
-  for (int k = 0; k < kHold; ++k) {
-    if (lane + k * group < vectors) in[k] = LoadPack<kN>(x + (lane + k * group) * kN);
-  }
-  float mean = 0.0f;
-  if constexpr (kLayer) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int k = 0; k < kHold; ++k) {
-      if (lane + k * group >= vectors) continue;
-      float values[kN];
-      Unpack(in[k], values);
-#pragma unroll
-      for (int i = 0; i < kN; ++i) sum += values[i];
-    }
-    mean = GroupSum<kWarp>(sum, shared) / static_cast<float>(a.h);
-  }
   float squares = 0.0f;
 #pragma unroll
   for (int k = 0; k < kHold; ++k) {
-    if (lane + k * group >= vectors) continue;
+    if (first + k * apart >= vectors) continue;
     float values[kN];
     Unpack(in[k], values);
 #pragma unroll
@@ -62,12 +49,43 @@ __global__ void __launch_bounds__(kWarp ? 256 : 1024) NormForwardKernel(const No
       squares += d * d;
     }
   }
-  squares = GroupSum<kWarp>(squares, shared);
+  return squares;
+}
+
+template <class T, int kHold>
+__device__ __forceinline__ float SumOf(const Held<T, kHold>& in, int first, int apart, int vectors) {
+  constexpr int kN = kVectorSize<T>;
+  float sum = 0.0f;
+#pragma unroll
+  for (int k = 0; k < kHold; ++k) {
+    if (first + k * apart >= vectors) continue;
+    float values[kN];
+    Unpack(in[k], values);
+#pragma unroll
+    for (int i = 0; i < kN; ++i) sum += values[i];
+  }
+  return sum;
+}
+
+// A warp a row.
+template <class T, bool kLayer, int kHold>
+__global__ void __launch_bounds__(256) NormForwardWarpKernel(const NormForwardArgs<T> a) {
+  constexpr int kN = kVectorSize<T>;
+  const int lane = threadIdx.x % 32, vectors = a.h / kN;
+  const int64_t row = int64_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32;
+  if (row >= a.rows) return;
+  Pack<T, kN> in[kHold];
+#pragma unroll
+  for (int k = 0; k < kHold; ++k) {
+    if (lane + k * 32 < vectors) in[k] = LoadPack<kN>(a.x + row * a.h + (lane + k * 32) * kN);
+  }
+  const float mean = kLayer ? WarpSum(SumOf<T, kHold>(in, lane, 32, vectors)) / static_cast<float>(a.h) : 0.0f;
+  const float squares = WarpSum(SquaresOf<T, kHold>(in, mean, lane, 32, vectors));
   const float rstd = 1.0f / sqrtf(squares / static_cast<float>(a.h) + a.epsilon);
   float largest = 0.0f;
 #pragma unroll
   for (int k = 0; k < kHold; ++k) {
-    const int column = (lane + k * group) * kN;
+    const int column = (lane + k * 32) * kN;
     if (column >= a.h) continue;
     float values[kN], gamma[kN], beta[kN] = {};
     Unpack(in[k], values);
@@ -85,6 +103,77 @@ __global__ void __launch_bounds__(kWarp ? 256 : 1024) NormForwardKernel(const No
     if constexpr (kLayer) a.mean[row] = mean;
     a.rstd[row] = rstd;
   }
+}
+
+// Blocks walk over rows, the last first, since the operator before left those in the L2 cache. A row at a time, while the next
+// are on their way into the ring; a thread reads only what it copied itself.
+template <class T, bool kLayer, int kHold, int kStages>
+__global__ void __launch_bounds__(1024) NormForwardRowsKernel(const NormForwardArgs<T> a) {
+  constexpr int kN = kVectorSize<T>;
+  extern __shared__ uint4 ring[];  // [kStages, kHold, threads]
+  __shared__ float2 shared[2][32];
+  const int thread = threadIdx.x, threads = blockDim.x, vectors = a.h / kN;
+  Pack<T, kN> gamma[kHold], beta[kLayer ? kHold : 1];
+#pragma unroll
+  for (int k = 0; k < kHold; ++k) {
+    if (thread + k * threads >= vectors) continue;
+    gamma[k] = LoadPack<kN>(a.gamma + (thread + k * threads) * kN);
+    if constexpr (kLayer) beta[k] = LoadPack<kN>(a.beta + (thread + k * threads) * kN);
+  }
+  const auto fetch = [&](int64_t row, int slot) {
+    if (row >= 0) {
+#pragma unroll
+      for (int k = 0; k < kHold; ++k) {
+        const int vector = thread + k * threads;
+        if (vector < vectors) CopyAsync16(&ring[slot * kHold * threads + vector], a.x + row * a.h + vector * kN);
+      }
+    }
+    CommitCopies();
+  };
+  const int64_t stride = gridDim.x;
+  int64_t row = a.rows - 1 - blockIdx.x;
+#pragma unroll
+  for (int slot = 0; slot < kStages - 1; ++slot) fetch(row - slot * stride, slot);
+  float largest = 0.0f;
+  int sums = 0;  // Which half of `shared` is free.
+  for (int slot = 0; row >= 0; row -= stride) {
+    fetch(row - (kStages - 1) * stride, slot == 0 ? kStages - 1 : slot - 1);
+    WaitForCopies<kStages - 1>();
+    Pack<T, kN> in[kHold];
+#pragma unroll
+    for (int k = 0; k < kHold; ++k) in[k].units[0] = ring[(slot * kHold + k) * threads + thread];
+    slot = slot + 1 == kStages ? 0 : slot + 1;
+    float mean = 0.0f;
+    if constexpr (kLayer) {
+      mean = GroupSums<false>(SumOf<T, kHold>(in, thread, threads, vectors), 0.0f, shared[sums], 0, threads).x /
+             static_cast<float>(a.h);
+      sums ^= 1;
+    }
+    const float squares =
+        GroupSums<false>(SquaresOf<T, kHold>(in, mean, thread, threads, vectors), 0.0f, shared[sums], 0, threads).x;
+    sums ^= 1;
+    const float rstd = 1.0f / sqrtf(squares / static_cast<float>(a.h) + a.epsilon);
+#pragma unroll
+    for (int k = 0; k < kHold; ++k) {
+      const int column = (thread + k * threads) * kN;
+      if (column >= a.h) continue;
+      float values[kN], factors[kN], added[kN] = {};
+      Unpack(in[k], values);
+      Unpack(gamma[k], factors);
+      if constexpr (kLayer) Unpack(beta[k], added);
+#pragma unroll
+      for (int i = 0; i < kN; ++i) {
+        values[i] = (values[i] - mean) * rstd * (factors[i] + a.gamma_offset) + added[i];
+        largest = fmaxf(largest, fabsf(values[i]));
+      }
+      StoreFloats<kN>(a.y + row * a.h + column, values);
+    }
+    if (thread == 0) {
+      if constexpr (kLayer) a.mean[row] = mean;
+      a.rstd[row] = rstd;
+    }
+  }
+  if (a.amax != nullptr) RaiseMaximum(a.amax, Round<T>(largest));
 }
 
 // Any width and alignment: a block a row, three passes.
@@ -118,52 +207,47 @@ template <class T, bool kLayer> __global__ void __launch_bounds__(256) NormForwa
   }
 }
 
-// f(vectors a thread holds): 1 or 2 (4 with kFour); false where a row is too wide for `max_threads` of them.
-template <bool kFour, class F> bool WithHold(int64_t vectors, int64_t max_threads, F&& f) {
-  if (vectors <= std::min<int64_t>(512, max_threads)) return f(std::integral_constant<int, 1>()), true;
-  if (vectors <= 2 * max_threads) return f(std::integral_constant<int, 2>()), true;
-  if constexpr (kFour) {
-    if (vectors <= 4 * max_threads) return f(std::integral_constant<int, 4>()), true;
-  }
+// f(vectors a lane holds where a warp has a row): at most 4 of them; false for wider rows.
+template <class F> bool WithWarpHold(int64_t vectors, F&& f) {
+  if (vectors <= 32) return f(std::integral_constant<int, 1>()), true;
+  if (vectors <= 64) return f(std::integral_constant<int, 2>()), true;
+  if (vectors <= 96) return f(std::integral_constant<int, 3>()), true;
+  if (vectors <= 128) return f(std::integral_constant<int, 4>()), true;
   return false;
 }
 
-// f(vectors a lane holds where a warp has a row): at most kMost of them; false for wider rows.
-template <int kMost, class F> bool WithWarpHold(int64_t vectors, F&& f) {
-  if (vectors <= 32) return f(std::integral_constant<int, 1>()), true;
-  if (vectors <= 64) return f(std::integral_constant<int, 2>()), true;
-  if constexpr (kMost < 16) {
-    if (vectors <= 96) return f(std::integral_constant<int, 3>()), true;
-  }
-  if (vectors <= 128) return f(std::integral_constant<int, 4>()), true;
-  if constexpr (kMost >= 16) {
-    if (vectors <= 256) return f(std::integral_constant<int, 8>()), true;
-    if (vectors <= 512) return f(std::integral_constant<int, 16>()), true;
-  }
-  return false;
+// Allows the kernel `bytes` of dynamic shared memory.
+template <class Kernel> void AllowShared(Kernel* kernel, int64_t bytes) {
+  if (bytes > 48 << 10)
+    MB_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
 }
+
+inline constexpr unsigned kMultiprocessors = 132;
 
 inline unsigned ThreadsFor(int64_t vectors, int hold) {
   return static_cast<unsigned>(((vectors + hold - 1) / hold + 31) / 32 * 32);
 }
 
-template <class T, bool kLayer> void LaunchNormForward(const Context& context, const NormForwardArgs<T>& a) {
+template <class T, bool kLayer, int kHold = kLayer ? 2 : 4, int kStages = 2>
+void LaunchNormForward(const Context& context, const NormForwardArgs<T>& a) {
   if (a.rows == 0) return;
   const cudaStream_t stream = StreamOf(context);
   const int64_t vectors = a.h / kVectorSize<T>;
   const bool aligned = a.h % kVectorSize<T> == 0 && AreAligned16(a.x, a.gamma, a.beta, a.y);
   if (a.rows > INT32_MAX) ThrowEngineError("norm over {} rows", a.rows);
   const auto rows = static_cast<unsigned>(a.rows);
-  bool done = false;
-  constexpr int kMostHeld = sizeof(T) == 2 ? 16 : 4;
-  if (aligned && vectors <= 32 * kMostHeld) {
-    done = WithWarpHold<kMostHeld>(vectors, [&]<int kHold>(std::integral_constant<int, kHold>) {
-      NormForwardKernel<T, kLayer, kHold, true><<<(rows + 7) / 8, 256, 0, stream>>>(a);
-    });
-  } else if (aligned) {
-    done = WithHold<true>(vectors, 1024, [&]<int kHold>(std::integral_constant<int, kHold>) {
-      NormForwardKernel<T, kLayer, kHold, false><<<rows, ThreadsFor(vectors, kHold), 0, stream>>>(a);
-    });
+  bool done = aligned && WithWarpHold(vectors, [&]<int kLanes>(std::integral_constant<int, kLanes>) {
+                NormForwardWarpKernel<T, kLayer, kLanes><<<(rows + 7) / 8, 256, 0, stream>>>(a);
+              });
+  if (!done && aligned && vectors <= 1024 * kHold) {
+    // 1024 threads in a multiprocessor, in up to 16 blocks.
+    const unsigned threads = ThreadsFor(vectors, kHold),
+                   blocks = std::min(rows, kMultiprocessors * std::clamp(1024 / threads, 1u, 16u));
+    const int64_t shared = int64_t{16} * kStages * kHold * threads;
+    auto* const kernel = &NormForwardRowsKernel<T, kLayer, kHold, kStages>;
+    AllowShared(kernel, shared);
+    kernel<<<blocks, threads, static_cast<size_t>(shared), stream>>>(a);
+    done = true;
   }
   if (!done) NormForwardAnyKernel<T, kLayer><<<rows, 256, 0, stream>>>(a);
   MB_CUDA_LAUNCHED();
@@ -187,17 +271,53 @@ __device__ __forceinline__ float InputGradient(float dy, float gamma, float norm
   return Round<T>(rstd * (dy * gamma - mean_t - normal * mean_dot));
 }
 
-// Two sums over the block with one barrier; `shared` holds 32 pairs and must be another one at the next call.
-__device__ __forceinline__ float2 BlockSums(float x, float y, float2* shared) {
-  x = WarpSum(x);
-  y = WarpSum(y);
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = {x, y};
-  __syncthreads();
-  const float2 part = threadIdx.x % 32 < (blockDim.x + 31) / 32 ? shared[threadIdx.x % 32] : float2{};
-  return {WarpSum(part.x), WarpSum(part.y)};
+// One row's part of a thread: adds to the parameters' gradients, gives what it has of the sums of t n and t.
+template <class T, bool kLayer, int kN>
+__device__ __forceinline__ void AddToSums(const Pack<T, kN>& dy, const Pack<T, kN>& x, const Pack<T, kN>& scale, float offset,
+                                          float mean, float rstd, float (&gammas)[kN], float (&betas)[kN], float* dot,
+                                          float* sum) {
+  float d[kN], values[kN], gamma[kN];
+  Unpack(dy, d);
+  Unpack(x, values);
+  Unpack(scale, gamma);
+#pragma unroll
+  for (int i = 0; i < kN; ++i) {
+    const float normal = (values[i] - mean) * rstd, t = d[i] * (gamma[i] + offset);
+    *dot += t * normal;
+    gammas[i] += d[i] * normal;
+    if constexpr (kLayer) {
+      *sum += t;
+      betas[i] += d[i];
+    }
+  }
 }
 
-// Blocks of 256 threads that share a multiprocessor's registers where a warp has a row.
+// dx of a vector, stored; returns the largest magnitude so far.
+template <class T, int kN>
+__device__ __forceinline__ float StoreInputGradient(const Pack<T, kN>& dy, const Pack<T, kN>& x, const Pack<T, kN>& scale,
+                                                    const Pack<T, kN>& residual, bool has_residual, float offset, float mean,
+                                                    float rstd, float mean_t, float mean_dot, T* to, float largest) {
+  float d[kN], values[kN], gamma[kN], out[kN];
+  Unpack(dy, d);
+  Unpack(x, values);
+  Unpack(scale, gamma);
+#pragma unroll
+  for (int i = 0; i < kN; ++i) {
+    out[i] = InputGradient<T>(d[i], gamma[i] + offset, (values[i] - mean) * rstd, mean_t, mean_dot, rstd);
+  }
+  if (has_residual) {
+    float r[kN];
+    Unpack(residual, r);
+#pragma unroll
+    for (int i = 0; i < kN; ++i) out[i] += r[i];
+  }
+#pragma unroll
+  for (int i = 0; i < kN; ++i) largest = fmaxf(largest, fabsf(out[i]));
+  StoreFloats<kN>(to, out);
+  return largest;
+}
+
+// Blocks of 256 threads that share a multiprocessor's registers.
 template <bool kLayer, int kHold> inline constexpr int kNormBackwardBlocks = kHold == 1 ? 4 : kHold < 4 || !kLayer ? 2 : 1;
 
 // What a thread holds of a row.
@@ -206,27 +326,25 @@ template <class T, int kHold> struct NormBackwardRow {
   float mean, rstd;
 };
 
-// Blocks walk over rows, the last first, since the product before left those in the L2 cache, and keep their columns' parameter
-// gradients in registers. kWarp: a warp a row; else a block a row, which loads the next row before it sums over this one.
-template <class T, bool kLayer, int kHold, bool kWarp>
-__global__ void __launch_bounds__(kWarp ? 256 : 512, kWarp ? kNormBackwardBlocks<kLayer, kHold> : 1)
-    NormBackwardKernel(const NormBackwardArgs<T> a) {
+// A warp a row. Blocks walk over rows, the last first, since the product before left those in the L2 cache, and keep their
+// columns' parameter gradients in registers.
+template <class T, bool kLayer, int kHold>
+__global__ void __launch_bounds__(256, kNormBackwardBlocks<kLayer, kHold>) NormBackwardWarpKernel(const NormBackwardArgs<T> a) {
   constexpr int kN = kVectorSize<T>, kSums = kLayer ? 2 : 1, kWarps = 8;
-  __shared__ float2 shared[2][32];
-  const int lane = kWarp ? threadIdx.x % 32 : threadIdx.x, group = kWarp ? 32 : blockDim.x, vectors = a.h / kN;
+  const int lane = threadIdx.x % 32, vectors = a.h / kN;
   const float width = static_cast<float>(a.h);
   Pack<T, kN> scale[kHold];
-  float sums[kSums][kHold][kN] = {};
+  float sums[2][kHold][kN] = {};
 #pragma unroll
   for (int k = 0; k < kHold; ++k) {
-    if (lane + k * group < vectors) scale[k] = LoadPack<kN>(a.gamma + (lane + k * group) * kN);
+    if (lane + k * 32 < vectors) scale[k] = LoadPack<kN>(a.gamma + (lane + k * 32) * kN);
   }
   const auto load = [&](int64_t row) {
     NormBackwardRow<T, kHold> loaded;
 #pragma unroll
     for (int k = 0; k < kHold; ++k) {
-      if (lane + k * group >= vectors) continue;
-      const int64_t at = row * a.h + (lane + k * group) * kN;
+      if (lane + k * 32 >= vectors) continue;
+      const int64_t at = row * a.h + (lane + k * 32) * kN;
       loaded.dy[k] = LoadPack<kN>(a.dy + at);
       loaded.x[k] = LoadPack<kN>(a.x + at);
       if (a.residual != nullptr) loaded.residual[k] = LoadPack<kN>(a.residual + at);
@@ -235,99 +353,140 @@ __global__ void __launch_bounds__(kWarp ? 256 : 512, kWarp ? kNormBackwardBlocks
     loaded.rstd = a.rstd[row];
     return loaded;
   };
-  const int64_t stride = int64_t{gridDim.x} * (kWarp ? kWarps : 1);
-  int64_t row = a.rows - 1 - (kWarp ? int64_t{blockIdx.x} * kWarps + threadIdx.x / 32 : int64_t{blockIdx.x});
+  const int64_t stride = int64_t{gridDim.x} * kWarps;
+  int64_t row = a.rows - 1 - (int64_t{blockIdx.x} * kWarps + threadIdx.x / 32);
   NormBackwardRow<T, kHold> current;
   float largest = 0.0f;
   if (row >= 0) current = load(row);
-  for (int turn = 0; row >= 0; turn ^= 1) {
-    const int64_t next_row = row - stride;
-    NormBackwardRow<T, kHold> next;
-    if constexpr (!kWarp) {
-      if (next_row >= 0) next = load(next_row);
-    }
+  while (row >= 0) {
     const float mean = current.mean, rstd = current.rstd;
     float sum = 0.0f, dot = 0.0f;
 #pragma unroll
     for (int k = 0; k < kHold; ++k) {
-      if (lane + k * group >= vectors) continue;
-      float d[kN], values[kN], gamma[kN];
-      Unpack(current.dy[k], d);
-      Unpack(current.x[k], values);
-      Unpack(scale[k], gamma);
-#pragma unroll
-      for (int i = 0; i < kN; ++i) {
-        const float normal = (values[i] - mean) * rstd, t = d[i] * (gamma[i] + a.gamma_offset);
-        dot += t * normal;
-        sums[0][k][i] += d[i] * normal;
-        if constexpr (kLayer) {
-          sum += t;
-          sums[1][k][i] += d[i];
-        }
-      }
+      if (lane + k * 32 >= vectors) continue;
+      AddToSums<T, kLayer>(current.dy[k], current.x[k], scale[k], a.gamma_offset, mean, rstd, sums[0][k], sums[1][k], &dot, &sum);
     }
-    if constexpr (kWarp) {
-      dot = WarpSum(dot);
-      if constexpr (kLayer) sum = WarpSum(sum);
-    } else {
-      const float2 both = BlockSums(dot, sum, shared[turn]);
-      dot = both.x;
-      sum = both.y;
-    }
-    const float mean_dot = dot / width, mean_t = kLayer ? sum / width : 0.0f;
+    const float mean_dot = WarpSum(dot) / width, mean_t = kLayer ? WarpSum(sum) / width : 0.0f;
 #pragma unroll
     for (int k = 0; k < kHold; ++k) {
-      if (lane + k * group >= vectors) continue;
-      float d[kN], values[kN], gamma[kN], out[kN];
-      Unpack(current.dy[k], d);
-      Unpack(current.x[k], values);
-      Unpack(scale[k], gamma);
-#pragma unroll
-      for (int i = 0; i < kN; ++i) {
-        out[i] = InputGradient<T>(d[i], gamma[i] + a.gamma_offset, (values[i] - mean) * rstd, mean_t, mean_dot, rstd);
-      }
-      if (a.residual != nullptr) {
-        float r[kN];
-        Unpack(current.residual[k], r);
-#pragma unroll
-        for (int i = 0; i < kN; ++i) out[i] += r[i];
-      }
-#pragma unroll
-      for (int i = 0; i < kN; ++i) largest = fmaxf(largest, fabsf(out[i]));
-      StoreFloats<kN>(a.dx + row * a.h + (lane + k * group) * kN, out);
+      if (lane + k * 32 >= vectors) continue;
+      largest =
+          StoreInputGradient(current.dy[k], current.x[k], scale[k], current.residual[k], a.residual != nullptr, a.gamma_offset,
+                             mean, rstd, mean_t, mean_dot, a.dx + row * a.h + (lane + k * 32) * kN, largest);
     }
-    if constexpr (!kWarp) {
-      current = next;
-    } else {
-      if (next_row >= 0) current = load(next_row);
-    }
-    row = next_row;
+    row -= stride;
+    if (row >= 0) current = load(row);
   }
   if (a.amax != nullptr) RaiseMaximum(a.amax, Round<T>(largest));
   // A row of partial sums a block; those of its warps are joined first.
-  if constexpr (kWarp) {
-    constexpr int kWidth = 32 * kHold * kN;
-    __shared__ alignas(16) float joined[kWarps][kWidth];
+  constexpr int kWidth = 32 * kHold * kN;
+  __shared__ alignas(16) float joined[kWarps][kWidth];
 #pragma unroll
-    for (int s = 0; s < kSums; ++s) {
+  for (int s = 0; s < kSums; ++s) {
 #pragma unroll
-      for (int k = 0; k < kHold; ++k) StoreFloats<kN>(&joined[threadIdx.x / 32][(lane + k * 32) * kN], sums[s][k]);
-      __syncthreads();
-      for (int column = threadIdx.x; column < a.h; column += blockDim.x) {
-        float total = joined[0][column];
+    for (int k = 0; k < kHold; ++k) StoreFloats<kN>(&joined[threadIdx.x / 32][(lane + k * 32) * kN], sums[s][k]);
+    __syncthreads();
+    for (int column = threadIdx.x; column < a.h; column += blockDim.x) {
+      float total = joined[0][column];
 #pragma unroll
-        for (int w = 1; w < kWarps; ++w) total += joined[w][column];
-        a.partials[(int64_t{blockIdx.x} * kSums + s) * a.h + column] = total;
-      }
-      __syncthreads();
+      for (int w = 1; w < kWarps; ++w) total += joined[w][column];
+      a.partials[(int64_t{blockIdx.x} * kSums + s) * a.h + column] = total;
     }
-  } else {
+    __syncthreads();
+  }
+}
+
+// How NormBackwardRowsKernel works: rows copied ahead, and threads of a block, one in a multiprocessor.
+inline constexpr int kNormBackwardStages = 3;
+template <int kHold> inline constexpr int kNormBackwardThreads = 1024 / kHold;
+
+// The same with the rows' tensors on their way into a ring in shared memory; groups of `group_threads` have a row each.
+template <class T, bool kLayer, int kHold>
+__global__ void __launch_bounds__(kNormBackwardThreads<kHold>, 1)
+    NormBackwardRowsKernel(const NormBackwardArgs<T> a, int group_threads) {
+  constexpr int kN = kVectorSize<T>, kSums = kLayer ? 2 : 1, kStages = kNormBackwardStages;
+  extern __shared__ uint4 ring[];      // [kStages, 3, kHold, threads]
+  __shared__ float2 shared[2][6][16];  // For up to six groups of up to 16 warps.
+  const int group = threadIdx.x / group_threads, lane = threadIdx.x % group_threads, groups = blockDim.x / group_threads;
+  const int vectors = a.h / kN;
+  const float width = static_cast<float>(a.h);
+  Pack<T, kN> scale[kHold];
+  float sums[2][kHold][kN] = {};
+#pragma unroll
+  for (int k = 0; k < kHold; ++k) {
+    if (lane + k * group_threads < vectors) scale[k] = LoadPack<kN>(a.gamma + (lane + k * group_threads) * kN);
+  }
+  const auto place = [&](int slot, int tensor, int k) {
+    return ring + ((slot * 3 + tensor) * kHold + k) * blockDim.x + threadIdx.x;
+  };
+  const auto fetch = [&](int64_t row, int slot) {
+    if (row >= 0) {
+#pragma unroll
+      for (int k = 0; k < kHold; ++k) {
+        if (lane + k * group_threads >= vectors) continue;
+        const int64_t at = row * a.h + (lane + k * group_threads) * kN;
+        CopyAsync16(place(slot, 0, k), a.dy + at);
+        CopyAsync16(place(slot, 1, k), a.x + at);
+        if (a.residual != nullptr) CopyAsync16(place(slot, 2, k), a.residual + at);
+      }
+    }
+    CommitCopies();
+  };
+  const int64_t stride = int64_t{gridDim.x} * groups;
+  int64_t row = a.rows - 1 - (int64_t{blockIdx.x} * groups + group);
+#pragma unroll
+  for (int slot = 0; slot < kStages - 1; ++slot) fetch(row - slot * stride, slot);
+  float largest = 0.0f, next_mean = 0.0f, next_rstd = 0.0f;
+  const auto load_statistics = [&](int64_t of) {
+    if (of < 0) return;
+    if constexpr (kLayer) next_mean = a.mean[of];
+    next_rstd = a.rstd[of];
+  };
+  load_statistics(row);
+  for (int slot = 0, turn = 0; row >= 0; row -= stride, turn ^= 1) {
+    fetch(row - (kStages - 1) * stride, slot == 0 ? kStages - 1 : slot - 1);
+    const float mean = next_mean, rstd = next_rstd;
+    load_statistics(row - stride);
+    WaitForCopies<kStages - 1>();
+    Pack<T, kN> dy[kHold], x[kHold];
+    float sum = 0.0f, dot = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kHold; ++k) {
+      if (lane + k * group_threads >= vectors) continue;
+      dy[k].units[0] = *place(slot, 0, k);
+      x[k].units[0] = *place(slot, 1, k);
+      AddToSums<T, kLayer>(dy[k], x[k], scale[k], a.gamma_offset, mean, rstd, sums[0][k], sums[1][k], &dot, &sum);
+    }
+    const float2 both = GroupSums<kLayer>(dot, sum, shared[turn][group], group, group_threads);
+    const float mean_dot = both.x / width, mean_t = kLayer ? both.y / width : 0.0f;
+#pragma unroll
+    for (int k = 0; k < kHold; ++k) {
+      if (lane + k * group_threads >= vectors) continue;
+      Pack<T, kN> residual;
+      if (a.residual != nullptr) residual.units[0] = *place(slot, 2, k);
+      largest = StoreInputGradient(dy[k], x[k], scale[k], residual, a.residual != nullptr, a.gamma_offset, mean, rstd, mean_t,
+                                   mean_dot, a.dx + row * a.h + (lane + k * group_threads) * kN, largest);
+    }
+    slot = slot + 1 == kStages ? 0 : slot + 1;
+  }
+  if (a.amax != nullptr) RaiseMaximum(a.amax, Round<T>(largest));
+  // A row of partial sums a block: the groups add theirs one after the other.
+  auto* const joined = reinterpret_cast<float*>(ring);  // [kSums, h]
+  for (int adding = 0; adding < groups; ++adding) {
+    __syncthreads();
+    if (group != adding) continue;
 #pragma unroll
     for (int s = 0; s < kSums; ++s) {
 #pragma unroll
       for (int k = 0; k < kHold; ++k) {
-        const int vector = lane + k * group;
-        if (vector < vectors) StoreFloats<kN>(a.partials + (int64_t{blockIdx.x} * kSums + s) * a.h + vector * kN, sums[s][k]);
+        const int column = (lane + k * group_threads) * kN;
+        if (column >= a.h) continue;
+        float total[kN] = {};
+        if (adding > 0) LoadFloats<kN>(joined + s * a.h + column, total);
+#pragma unroll
+        for (int i = 0; i < kN; ++i) total[i] += sums[s][k][i];
+        float* const to = adding + 1 < groups ? joined + s * a.h : a.partials + (int64_t{blockIdx.x} * kSums + s) * a.h;
+        StoreFloats<kN>(to + column, total);
       }
     }
   }
@@ -392,25 +551,29 @@ void LaunchNormBackward(const Context& context, NormBackwardArgs<T> a, const Col
   const bool aligned = a.h % kN == 0 && AreAligned16(a.dy, a.x, a.gamma, a.residual, a.dx);
   const int64_t vectors = a.h / kN;
   int64_t blocks = 0;
-  const auto run = [&](auto* kernel, int64_t wanted, unsigned threads) {
+  const auto start = [&](int64_t wanted) {
     blocks = wanted;
     a.partials = WorkspaceOf<float>(context, blocks * kSums * a.h);
-    kernel<<<static_cast<unsigned>(blocks), threads, 0, stream>>>(a);
-    MB_CUDA_LAUNCHED();
+    return static_cast<unsigned>(blocks);
   };
-  bool done = false;
-  if (aligned && vectors <= 128) {
-    done = WithWarpHold<4>(vectors, [&]<int kHold>(std::integral_constant<int, kHold>) {
-      run(&NormBackwardKernel<T, kLayer, kHold, true>,
-          std::min<int64_t>((a.rows + 7) / 8, 132 * kNormBackwardBlocks<kLayer, kHold>), 256);
-    });
-  } else if (aligned) {
-    done = WithHold<false>(vectors, 512, [&]<int kHold>(std::integral_constant<int, kHold>) {
-      const unsigned threads = ThreadsFor(vectors, kHold);
-      run(&NormBackwardKernel<T, kLayer, kHold, false>, std::min<int64_t>(a.rows, 132 * std::clamp<int64_t>(768 / threads, 1, 4)),
-          threads);
-    });
+  const auto run_rows = [&]<int kHold>(std::integral_constant<int, kHold>) {
+    const unsigned group = ThreadsFor(vectors, kHold), groups = kNormBackwardThreads<kHold> / group, threads = group * groups;
+    const int64_t shared = int64_t{16} * kNormBackwardStages * 3 * kHold * threads;
+    auto* const kernel = &NormBackwardRowsKernel<T, kLayer, kHold>;
+    AllowShared(kernel, shared);
+    kernel<<<start(std::min<int64_t>((a.rows + groups - 1) / groups, kMultiprocessors)), threads, static_cast<size_t>(shared),
+             stream>>>(a, static_cast<int>(group));
+  };
+  bool done = aligned && WithWarpHold(vectors, [&]<int kHold>(std::integral_constant<int, kHold>) {
+                NormBackwardWarpKernel<T, kLayer, kHold>
+                    <<<start(std::min<int64_t>((a.rows + 7) / 8, kMultiprocessors * kNormBackwardBlocks<kLayer, kHold>)), 256, 0,
+                       stream>>>(a);
+              });
+  if (!done && aligned && vectors <= 1024) {
+    vectors <= 512 ? run_rows(std::integral_constant<int, 1>()) : run_rows(std::integral_constant<int, 2>());
+    done = true;
   }
+  MB_CUDA_LAUNCHED();
   if (done) {
     FinishColumns<T, kSums>(context, a.partials, blocks, a.h, outputs);
     return;

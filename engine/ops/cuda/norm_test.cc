@@ -1,4 +1,6 @@
+#include <cstring>
 #include <span>
+#include <vector>
 
 #include "engine/ops/cuda/twin_test.h"
 #include "engine/ops/gradient_sums.h"
@@ -138,6 +140,48 @@ TEST(RmsNormCuda, BackwardMatchesTheCpuTwin) {
 TEST(RmsNormCuda, SmallBackward) {
   MB_NEEDS_GPU();
   CheckRmsNormBackward(Gpu(), kSmallShapes);
+}
+
+// Rows that repeat every 64 on a block's long way over them: each repetition gives the bits of the first.
+TEST(NormCuda, LaterRowsOfABlockEqualItsFirst) {
+  MB_NEEDS_GPU();
+  const Gpu gpu;
+  constexpr DType kType = DType::kBF16;
+  for (const auto& [rows, h] : {RowShape{4096, 1032}, {6400, 2048}, {1664, 4104}, {832, 8192}, {832, 16384}}) {
+    SCOPED_TRACE(testing::Message() << rows << " " << h);
+    const auto repeat = [&rows = rows, &h = h](const OnGpu& all, uint32_t seed) {
+      const OnGpu first(kType, {64, h}, RandomValues(64 * h, seed, 1.0, kType));
+      for (int64_t row = 0; row < rows; row += 64) {
+        MB_CUDA(
+            cudaMemcpy(all.tensor().Rows(row, 64).data, first.tensor().data, first.tensor().bytes(), cudaMemcpyDeviceToDevice));
+      }
+      MB_CUDA(cudaDeviceSynchronize());
+    };
+    const OnGpu x(kType, {rows, h}), dy(kType, {rows, h}), residual(kType, {rows, h}), y(kType, {rows, h});
+    repeat(x, 1);
+    repeat(dy, 2);
+    repeat(residual, 3);
+    const OnGpu gamma(kType, {h}, RandomValues(h, 4)), beta(kType, {h}, RandomValues(h, 5));
+    const OnGpu mean(DType::kF32, {rows}), rstd(DType::kF32, {rows});
+    const OnGpu gamma_grad(DType::kF32, {h}, Values(h, 0.0)), beta_grad(DType::kF32, {h}, Values(h, 0.0));
+    const auto expect_repetitions = [&](const char* what, const Tensor& tensor) {
+      gpu.Synchronize();
+      std::vector<char> bytes(tensor.bytes());
+      MB_CUDA(cudaMemcpy(bytes.data(), tensor.data, bytes.size(), cudaMemcpyDeviceToHost));
+      const size_t period = bytes.size() / rows * 64;
+      EXPECT_EQ(std::memcmp(bytes.data(), bytes.data() + period, bytes.size() - period), 0) << what;
+    };
+    const NormOptions options = OptionsFor(kType);
+    RmsNormForward(gpu, x, gamma, options, y, rstd);
+    expect_repetitions("y", y);
+    expect_repetitions("rstd", rstd);
+    RmsNormBackward(gpu, dy, x, gamma, rstd, residual, options, y, gamma_grad);
+    expect_repetitions("dx", y);
+    LayerNormForward(gpu, x, gamma, beta, options, y, mean, rstd);
+    expect_repetitions("layer norm's y", y);
+    LayerNormBackward(gpu, dy, x, gamma, mean, rstd, residual, options, y, gamma_grad, beta_grad);
+    expect_repetitions("layer norm's dx", y);
+  }
 }
 
 TEST(RmsNormCuda, GivesTheSameBitsEveryTime) {

@@ -65,10 +65,10 @@ struct FastOnlineSoftmax {
     sum = sum * Exp2((maximum - largest) * kLog2E) + other_sum * Exp2((other_maximum - largest) * kLog2E);
     maximum = largest;
   }
-  // The block's, in every thread.
-  __device__ __forceinline__ void JoinBlock(float* shared) {
-    const float largest = BlockMax(maximum, shared);
-    sum = BlockSum(maximum == largest ? sum : sum * Exp2((maximum - largest) * kLog2E), shared);
+  // The warp's, in every thread.
+  __device__ __forceinline__ void JoinWarp() {
+    const float largest = WarpMax(maximum);
+    sum = WarpSum(maximum == largest ? sum : sum * Exp2((maximum - largest) * kLog2E));
     maximum = largest;
   }
 

@@ -41,21 +41,19 @@ struct TurnedHeads {
   }
 };
 
-// A thread turns kN pairs of kHeads heads of one token, `heads.count / kHeads` apart and rounded up, by the same sines; all of
-// them are loaded before the first is stored. Neighbouring threads walk over the pairs, then over the heads, then over the
-// tokens.
+// A thread turns kN pairs of kHeads heads of one token, `apart` heads from each other, by the same sines; all of them are loaded
+// before the first is stored. Few heads and few registers: many rounds of blocks leave a short tail. Threads: x over the pairs,
+// y over the heads, z over the tokens.
+constexpr int kHeads = 2;
 template <class T, int kN, bool kInterleaved>
 __global__ void __launch_bounds__(256)
     RotaryKernel(T* qkv, const float* cosine, const float* sine, uint32_t tokens, uint32_t batch, int64_t width,
                  const TurnedHeads heads, int half, float sign) {
-  constexpr int kHeads = 4;
-  const uint32_t columns = (half + kN - 1) / kN, apart = (heads.count + kHeads - 1) / kHeads, per_token = columns * apart;
-  const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x, place = thread / per_token;
-  if (place >= tokens) return;
-  const uint32_t within = thread - place * per_token;
+  const uint32_t apart = (heads.count + kHeads - 1) / kHeads, first = blockIdx.y * blockDim.y + threadIdx.y;
+  const uint32_t place = blockIdx.x * blockDim.z + threadIdx.z;
+  const int j = static_cast<int>(blockIdx.z * blockDim.x + threadIdx.x) * kN;
+  if (place >= tokens || first >= apart || j >= half) return;
   const uint32_t token = tokens - 1 - place;  // The last first: the product before left those in the L2 cache.
-  const int j = static_cast<int>(within % columns) * kN;
-  const uint32_t first = within / columns;
   T* const at = qkv + int64_t{token} * width + (kInterleaved ? 2 * j : j);
   const int second = kInterleaved ? kN : half;
   Pack<T, kN> lows[kHeads], highs[kHeads];
@@ -108,12 +106,18 @@ void RotaryCuda(const Context& context, const Tensor& qkv, const Tensor& cosine,
     const auto run = [&]<int kN>(std::integral_constant<int, kN>) {
       const TurnedHeads heads{static_cast<uint32_t>(turned), static_cast<uint32_t>(turned / layout.groups),
                               static_cast<uint32_t>(layout.head_size)};
-      const int64_t threads = s * b * ((half + kN - 1) / kN) * ((turned + 3) / 4), blocks = (threads + 255) / 256;
-      if (blocks > UINT32_MAX / 256) ThrowEngineError("rotary embedding of {} is too large", qkv.shape.ToString());
+      const int64_t columns = (half + kN - 1) / kN, across = std::min<int64_t>(columns, 256),
+                    apart = (turned + kHeads - 1) / kHeads;
+      const int64_t most_down = 256 / across, head_tiles = (apart + most_down - 1) / most_down;
+      const int64_t down = (apart + head_tiles - 1) / head_tiles;
+      const int64_t together = std::clamp<int64_t>(256 / (across * down), 1, 64);  // Tokens of a block.
+      const dim3 block(static_cast<unsigned>(across), static_cast<unsigned>(down), static_cast<unsigned>(together));
+      const dim3 grid(static_cast<unsigned>((s * b + together - 1) / together), static_cast<unsigned>((apart + down - 1) / down),
+                      static_cast<unsigned>((columns + across - 1) / across));
+      if (s * b > INT32_MAX || grid.y > 65535) ThrowEngineError("rotary embedding of {} is too large", qkv.shape.ToString());
       const auto launch = [&](auto* kernel) {
-        kernel<<<static_cast<unsigned>(blocks), 256, 0, StreamOf(context)>>>(values, c, n, static_cast<uint32_t>(s * b),
-                                                                             static_cast<uint32_t>(b), layout.width(), heads,
-                                                                             static_cast<int>(half), sign);
+        kernel<<<grid, block, 0, StreamOf(context)>>>(values, c, n, static_cast<uint32_t>(s * b), static_cast<uint32_t>(b),
+                                                      layout.width(), heads, static_cast<int>(half), sign);
       };
       pairs == RotaryPairs::kInterleaved ? launch(&RotaryKernel<T, kN, true>) : launch(&RotaryKernel<T, kN, false>);
     };

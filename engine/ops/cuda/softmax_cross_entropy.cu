@@ -2,6 +2,10 @@
 
 #include <cooperative_groups.h>
 
+#include <array>
+#include <bit>
+
+#include "engine/ops/cuda/async_copy.h"
 #include "engine/ops/cuda/online_softmax.h"
 
 namespace mbridge::cuda {
@@ -95,106 +99,139 @@ __global__ void __launch_bounds__(1024) RowKernel(T* logits, int64_t n, const in
   }
 }
 
-// A cluster of blocks a row, each with `part` vectors of it in shared memory, so that the row is read once and written once and a
-// multiprocessor has blocks of several rows, some of which read while others write. Rows are whole vectors, 16-byte aligned; the
-// last part may be shorter or empty.
-constexpr int kPartThreads = 512;
+// A cluster of blocks a row, each with `part` vectors of it in shared memory, so that the row is read once and written once.
+// Clusters stay and go from row to row: what a thread has written of one row makes place for its copy of the next, so that reads
+// and writes are under way all the time. Rows are whole vectors, 16-byte aligned; the last part may be shorter or empty.
+constexpr int kPartThreads = 512, kPartBytes = 76000, kMostParts = 8;  // Three parts in a multiprocessor.
 template <class T>
 __global__ void __launch_bounds__(kPartThreads, 3)
-    ClusterRowKernel(T* logits, int64_t n, const int32_t* labels, const float* weights, float* losses, int part) {
-  constexpr int kN = kVectorSize<T>, kUnroll = 4;
+    ClusterRowKernel(T* logits, int64_t rows, int64_t n, const int32_t* labels, const float* weights, float* losses, int part) {
+  constexpr int kN = kVectorSize<T>, kHold = (kPartBytes / 16 + kPartThreads - 1) / kPartThreads;
   extern __shared__ uint4 cache[];
-  __shared__ float shared[32];
-  __shared__ float2 own;
+  __shared__ float2 of_warps[kPartThreads / 32], of_parts[2][kMostParts];
   const auto cluster = cooperative_groups::this_cluster();
   const int rank = static_cast<int>(cluster.block_rank()), ranks = static_cast<int>(cluster.num_blocks());
-  const int64_t row = blockIdx.x / ranks;
   const int first = rank * part, whole = static_cast<int>(n / kN), count = max(0, min(part, whole - first));
-  T* const z = logits + row * n + int64_t{first} * kN;
-  const uint4* const units = reinterpret_cast<const uint4*>(z);
-  const int label = labels[row] - first * kN;  // Inside of this part, if it is there.
-  const bool has_label = label >= 0 && label < count * kN;
-  const float predicted = has_label ? Widen(z[label]) : 0.0f;
-
-  FastOnlineSoftmax online;
-  for (int base = threadIdx.x; base < count; base += kUnroll * kPartThreads) {
-    Pack<T, kN> loaded[kUnroll];
+  const int64_t clusters = gridDim.x / ranks;
+  const auto fetch = [&](int64_t row, int vector) {
+    CopyAsync16(&cache[vector], logits + row * n + int64_t{first + vector} * kN);
+  };
+  int64_t row = blockIdx.x / ranks;
 #pragma unroll
-    for (int k = 0; k < kUnroll; ++k) {
-      if (base + k * kPartThreads < count) loaded[k].units[0] = units[base + k * kPartThreads];
-    }
-#pragma unroll
-    for (int k = 0; k < kUnroll; ++k) {
-      const int vector = base + k * kPartThreads;
-      if (vector >= count) continue;
-      cache[vector] = loaded[k].units[0];
+  for (int k = 0; k < kHold; ++k) {
+    const int vector = threadIdx.x + k * kPartThreads;
+    if (vector < count) fetch(row, vector);
+    CommitCopies();
+  }
+  cluster.sync();  // All blocks run before one writes into another.
+  for (int turn = 0; row < rows; row += clusters, turn ^= 1) {
+    const int label = labels[row] - first * kN;  // Inside of this part, if it is there.
+    const float weight = weights[row];
+    FastOnlineSoftmax online;
+    ForEachIndex<kHold>([&]<int k>(std::integral_constant<int, k>) {
+      WaitForCopies<kHold - 1 - k>();
+      const int vector = threadIdx.x + k * kPartThreads;
+      if (vector >= count) return;
+      Pack<T, kN> loaded;
+      loaded.units[0] = cache[vector];
       float values[kN];
-      Unpack(loaded[k], values);
+      Unpack(loaded, values);
       online.Add(values);
-    }
-  }
-  online.JoinBlock(shared);
-  if (threadIdx.x == 0) own = {online.maximum, online.sum};
-  cluster.sync();
-  // In the order of the parts, the same in every block.
-  FastOnlineSoftmax all;
-  for (int other = 0; other < ranks; ++other) {
-    const float2 state = *cluster.map_shared_rank(&own, other);
-    all.Join(state.x, state.y);
-  }
-  if (has_label && threadIdx.x == 0) losses[row] = logf(all.sum) - (predicted - all.maximum);
-  const float weight = weights[row], inverse = 1.0f / all.sum, factor = inverse * weight;
-  const float scaled = all.maximum * FastOnlineSoftmax::kLog2E;
-  const int label_vector = has_label ? label / kN : -1;
-  for (int vector = threadIdx.x; vector < count; vector += kPartThreads) {
-    Pack<T, kN> kept;
-    kept.units[0] = cache[vector];
-    float values[kN];
-    Unpack(kept, values);
-    if (vector == label_vector) {
-#pragma unroll
-      for (int i = 0; i < kN; ++i) {
-        const float power = FastOnlineSoftmax::Power(values[i], scaled);
-        values[i] = i == label % kN ? (power * inverse - 1.0f) * weight : power * factor;
+    });
+    online.JoinWarp();
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = {online.maximum, online.sum};
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      constexpr int kWarps = kPartThreads / 32;
+      if (threadIdx.x < kWarps) {
+        online.maximum = of_warps[threadIdx.x].x;
+        online.sum = of_warps[threadIdx.x].y;
+      } else {
+        online = {};
       }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kN; ++i) values[i] = FastOnlineSoftmax::Power(values[i], scaled) * factor;
+      online.JoinWarp();
+      // That of the row after the next comes after the next row's barrier, and so after everybody has read this one.
+      if (threadIdx.x < ranks) *cluster.map_shared_rank(&of_parts[turn][rank], threadIdx.x) = {online.maximum, online.sum};
     }
-    StoreFloats<kN>(z + int64_t{vector} * kN, values);
+    cluster.sync();
+    // In the order of the parts, the same in every block.
+    FastOnlineSoftmax all;
+    for (int other = 0; other < ranks; ++other) all.Join(of_parts[turn][other].x, of_parts[turn][other].y);
+    const float inverse = 1.0f / all.sum, factor = inverse * weight, scaled = all.maximum * FastOnlineSoftmax::kLog2E;
+    const int label_vector = label >= 0 && label < count * kN ? label / kN : -1;
+    const int64_t next = row + clusters;
+    T* const z = logits + row * n + int64_t{first} * kN;
+#pragma unroll 2
+    for (int k = 0; k < kHold; ++k) {
+      const int vector = threadIdx.x + k * kPartThreads;
+      if (vector < count) {
+        Pack<T, kN> kept;
+        kept.units[0] = cache[vector];
+        float values[kN];
+        Unpack(kept, values);
+        if (vector == label_vector) {
+          const int hit = label % kN;
+          float predicted = 0.0f;
+#pragma unroll
+          for (int i = 0; i < kN; ++i) {
+            if (i == hit) predicted = values[i];
+            const float power = FastOnlineSoftmax::Power(values[i], scaled);
+            values[i] = i == hit ? (power * inverse - 1.0f) * weight : power * factor;
+          }
+          losses[row] = logf(all.sum) - (predicted - all.maximum);
+        } else {
+#pragma unroll
+          for (int i = 0; i < kN; ++i) values[i] = FastOnlineSoftmax::Power(values[i], scaled) * factor;
+        }
+        StoreFloats<kN>(z + int64_t{vector} * kN, values);
+        if (next < rows) fetch(next, vector);
+      }
+      CommitCopies();
+    }
   }
-  cluster.sync();  // No block leaves while others read its state.
 }
 
 // False where a row does not suit clusters.
 template <class T>
 bool LaunchClusters(const Context& context, const Tensor& logits, const Tensor& labels, const Tensor& weight,
                     const Tensor& loss) {
-  constexpr int kN = kVectorSize<T>, kLargest = 8;       // Blocks that every Hopper can put together.
-  constexpr int64_t kPartBytes = 76000, kNarrow = 8192;  // Three parts in a multiprocessor.
+  constexpr int kN = kVectorSize<T>, kNarrow = 8192;
   const int64_t n = logits.shape[1], vectors = n / kN;
   if (n % kN != 0 || n < kNarrow || !AreAligned16(logits.data)) return false;
   int64_t blocks = 1;
-  while (blocks < kLargest && (vectors + blocks - 1) / blocks * 16 > kPartBytes) blocks *= 2;
+  while (blocks < kMostParts && (vectors + blocks - 1) / blocks * 16 > kPartBytes) blocks *= 2;
   const int64_t part = (vectors + blocks - 1) / blocks;
-  if (part * 16 > kPartBytes || labels.size() * blocks > INT32_MAX) return false;
-  static const bool raised = [] {
-    MB_CUDA(cudaFuncSetAttribute(&ClusterRowKernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, int{kPartBytes}));
-    return true;
-  }();
-  static_cast<void>(raised);
+  if (part * 16 > kPartBytes) return false;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(labels.size() * blocks));
   config.blockDim = dim3(kPartThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(part) * 16;
-  config.stream = StreamOf(context);
   config.attrs = &attribute;
   config.numAttrs = 1;
+  const auto set_clusters = [&](int64_t clusters, int64_t size) {
+    attribute.val.clusterDim = {static_cast<unsigned>(size), 1, 1};
+    config.gridDim = dim3(static_cast<unsigned>(clusters * size));
+  };
+  // Clusters of 1, 2, 4 and 8 blocks with full parts that the device runs at once.
+  static const std::array<int, 4> resident = [&] {
+    MB_CUDA(cudaFuncSetAttribute(&ClusterRowKernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, kPartBytes));
+    MB_CUDA(cudaFuncSetAttribute(&ClusterRowKernel<T>, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared));
+    config.dynamicSmemBytes = kPartBytes;
+    std::array<int, 4> most{};
+    for (int i = 0; i < 4; ++i) {
+      set_clusters(132, int64_t{1} << i);
+      MB_CUDA(cudaOccupancyMaxActiveClusters(&most[i], &ClusterRowKernel<T>, &config));
+      if (most[i] < 1) ThrowEngineError("the device runs no clusters of {} blocks", 1 << i);
+    }
+    return most;
+  }();
+  const int64_t rows = labels.size();
+  set_clusters(std::min<int64_t>(rows, resident[std::countr_zero(static_cast<uint64_t>(blocks))]), blocks);
+  config.dynamicSmemBytes = static_cast<size_t>(part) * 16;
+  config.stream = StreamOf(context);
   MB_CUDA(cudaLaunchKernelEx(
-      &config, &ClusterRowKernel<T>, PointerOf<T>(logits), n, static_cast<const int32_t*>(PointerOf<int32_t>(labels)),
+      &config, &ClusterRowKernel<T>, PointerOf<T>(logits), rows, n, static_cast<const int32_t*>(PointerOf<int32_t>(labels)),
       static_cast<const float*>(PointerOf<float>(weight)), PointerOf<float>(loss), static_cast<int>(part)));
   return true;
 }
