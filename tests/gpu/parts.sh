@@ -97,15 +97,16 @@ parity() {
   compare moe_tiny 1 1e-3 1.5e-2 "${llama[@]}" "${no_dropout[@]}" "${experts[@]}"
 }
 
-# scatter NAME OVERRIDE...: moe_tiny's model eight times, with learning rates that differ by parts in a million. By itself that moves
-# a loss by 1e-6; the rest is what roundings make of it. Prints mean and standard deviation of the runs, and where Megatron-LM is.
+# scatter NAME OVERRIDE...: moe_tiny's model eight times. The standard deviation of the initial weights differs by up to 4e-6 of
+# itself, which turns the rounding of up to 6e-4 of them and by itself moves no loss by 1e-5: the rest is what becomes of roundings.
+# Prints mean and standard deviation of the runs' losses against Megatron-LM's.
 scatter() {
   local name="$1" i NO_SAVE=yes runs=()
   shift
   for i in 0 1 2 3 4 5 6 7; do
     rm -f "$OUT/$name-$i.points"
     alone "$name-$i" vanilla_gpt_megatron_lm_config "${llama[@]}" "${no_dropout[@]}" "${experts[@]}" validation.eval_iters=0 "$@" \
-      "optimizer.lr=3.00000${i}e-4" >"$OUT/$name.out" || { cat "$OUT/$name.out"; return 1; }
+      "model.init_method_std=0.0200000$i" >"$OUT/$name.out" || { cat "$OUT/$name.out"; return 1; }
     runs+=("$OUT/$name-$i.points")
   done
   { sed -n '/"moe_tiny": {/,/"grad_norm"/p' "$here/mlm/losses.json" | sed -n '/"lm_loss"/,/\]/p' | grep -oE '[0-9]+\.[0-9]+'
@@ -124,8 +125,8 @@ scatter() {
       exit bad > 0 }'
 }
 
-# Whether moe_tiny's distance from Megatron-LM is the scatter of the run itself (its part of `parity` is one draw from it). With all
-# four experts a token nothing is chosen: what is left of the scatter there is not the router's. Then without flash attention.
+# Whether moe_tiny's distance from Megatron-LM is the scatter of the run itself, of which its part of `parity` is one draw
+# (docs/parity.md). Then without flash attention, and with all four experts for each token, where nothing is chosen.
 moe_scatter() {
   local status=0
   scatter chosen || status=1
