@@ -119,7 +119,7 @@ scatter() {
       for (i = 1; i <= n; i++) {
         mean = sum[i] / runs; deviation = sqrt((squares[i] - runs * mean * mean) / (runs - 1)) + 1e-9
         away = mean < 0 ? -mean : mean
-        if (away > 4 * deviation && away > 1e-4) bad++  # Of ten draws from Student's distribution one in twenty sets is out.
+        if (away > 4 * deviation && away > 1e-4) bad++
         printf "%s %2d: mean of %d runs minus Megatron-LM %+.1e, standard deviation %.1e, largest difference %.1e\n", name, i, runs,
           mean, deviation, most[i] }
       exit bad > 0 }'
