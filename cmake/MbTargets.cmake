@@ -81,3 +81,15 @@ function(mb_test name)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
 endfunction()
+
+# mb_fixtures(<target> <archive> <folder>): tests/data/<archive> unpacked once into build/fixtures/<folder>.
+function(mb_fixtures target archive folder)
+  set(source ${CMAKE_SOURCE_DIR}/tests/data/${archive})
+  set(unpacked ${CMAKE_BINARY_DIR}/fixtures/${folder})
+  add_custom_command(OUTPUT ${unpacked}.stamp DEPENDS ${source}
+                     COMMAND ${CMAKE_COMMAND} -E rm -rf ${unpacked}
+                     COMMAND ${CMAKE_COMMAND} -E make_directory ${unpacked}
+                     COMMAND ${CMAKE_COMMAND} -E chdir ${unpacked} ${CMAKE_COMMAND} -E tar xJf ${source}
+                     COMMAND ${CMAKE_COMMAND} -E touch ${unpacked}.stamp VERBATIM)
+  add_custom_target(${target} DEPENDS ${unpacked}.stamp)
+endfunction()

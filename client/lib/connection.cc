@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <sys/stat.h>
-#include <unistd.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
@@ -89,18 +88,6 @@ absl::StatusOr<std::optional<bool>> BoolFrom(const Environment& environment, con
 }
 
 }  // namespace
-
-std::optional<std::string> ProcessEnvironment(const std::string& name) {
-  const char* value = std::getenv(name.c_str());
-  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-}
-
-std::string DefaultStateDirectory(const Environment& environment) {
-  if (auto directory = environment("MB_STATE_DIR"); directory && !directory->empty()) return *directory;
-  if (geteuid() == 0) return "/var/lib/mbridge";
-  if (auto state = environment("XDG_STATE_HOME"); state && !state->empty()) return *state + "/mbridge";
-  return environment("HOME").value_or("") + "/.local/state/mbridge";
-}
 
 std::string DefaultServer(const Environment& environment) {
   const std::string socket = DefaultStateDirectory(environment) + "/coordinator.sock";

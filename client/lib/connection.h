@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "proto/rpc/state_directory.h"
 
 namespace mbridge::client {
 
@@ -35,8 +36,8 @@ struct ConnectionFlags {
   std::optional<bool> tls;
 };
 
-using Environment = std::function<std::optional<std::string>(const std::string& name)>;
-std::optional<std::string> ProcessEnvironment(const std::string& name);
+using mbridge::Environment;
+using mbridge::ProcessEnvironment;
 
 // Environment: MBCTL_SERVER, MBCTL_CONTEXT, MBCTL_CONFIG, MBCTL_TLS (1/true/0/false), MBCTL_CA, MBCTL_CERT, MBCTL_KEY,
 // MBCTL_RECONNECT_SECONDS (lost_after; retry_for is at most this long).
@@ -47,8 +48,6 @@ absl::StatusOr<ConnectionOptions> LoadConnectionOptions(const ConnectionFlags& f
 
 // unix:<state dir>/coordinator.sock where that socket exists, else 127.0.0.1:7070.
 std::string DefaultServer(const Environment& environment);
-// MB_STATE_DIR, else /var/lib/mbridge for root, else $XDG_STATE_HOME/mbridge or ~/.local/state/mbridge.
-std::string DefaultStateDirectory(const Environment& environment);
 
 // "/path" and "unix:/path" -> "unix:/path", ":7070" -> "127.0.0.1:7070", "host" -> "host:7070".
 std::string NormalizeServer(const std::string& server);

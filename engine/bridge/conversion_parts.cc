@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_join.h"
 #include "engine/bridge/element_type.h"
+#include "engine/core/file.h"
 
 namespace mbridge {
 namespace {
@@ -238,6 +239,34 @@ absl::Status CheckStop(const ConversionObserver& observer) {
   if (observer.stop == nullptr || !observer.stop->load()) return absl::OkStatus();
   return MakeStatus(absl::StatusCode::kCancelled, v1::REASON_CANCELLED_BY_USER,
                     "the conversion was stopped; the same command goes on with it");
+}
+
+absl::StatusOr<SavedCheckpoint> WriteImport(const ImportTarget& target, const ConversionObserver& observer) {
+  CheckpointMeta meta = target.meta;
+  meta.step = 0;
+  meta.has_optimizer_state = false;
+  MB_RETURN_IF_ERROR(MakeDirectories(ParentDirectory(target.path)));
+  MB_ASSIGN_OR_RETURN(StreamedCheckpoint checkpoint,
+                      StreamedCheckpoint::Open({.path = target.path, .fingerprint = target.fingerprint}, meta, target.entries));
+  ConversionProgress progress{.tensors = checkpoint.tensors_taken_over(),
+                              .total_tensors = static_cast<int64_t>(target.entries.size()),
+                              .bytes = checkpoint.bytes_taken_over(),
+                              .total_bytes = 0};
+  for (const StreamedCheckpoint::Entry& entry : target.entries) progress.total_bytes += entry.bytes();
+  if (observer.progress != nullptr) observer.progress(progress);
+  ByteBuffer bytes;
+  while (checkpoint.next() >= 0) {
+    MB_RETURN_IF_ERROR(CheckStop(observer));
+    const int64_t size = checkpoint.entry(checkpoint.next()).bytes();
+    MB_RETURN_IF_ERROR(bytes.Resize(size));
+    MB_RETURN_IF_ERROR(target.read(checkpoint.next(), bytes.data()));
+    MB_RETURN_IF_ERROR(checkpoint.Write(bytes.data()));
+    ++progress.tensors;
+    progress.bytes += size;
+    if (observer.progress != nullptr) observer.progress(progress);
+  }
+  MB_RETURN_IF_ERROR(target.add_files(checkpoint.directory()));
+  return checkpoint.Commit();
 }
 
 }  // namespace mbridge

@@ -1,6 +1,7 @@
 // Steps that the conversions share.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -11,6 +12,7 @@
 #include "engine/bridge/conversion.h"
 #include "engine/bridge/model_directory.h"
 #include "engine/bridge/source_tensor.h"
+#include "engine/checkpoint/streamed_checkpoint.h"
 
 namespace mbridge {
 
@@ -56,5 +58,18 @@ TensorMapping OnlySource(const TensorMapping& mapping, int source, int64_t exten
 
 // CANCELLED when the observer wants to stop.
 absl::Status CheckStop(const ConversionObserver& observer);
+
+// The checkpoint that an import writes.
+struct ImportTarget {
+  std::string path;
+  std::string fingerprint;  // As StreamedCheckpoint::Options.
+  CheckpointMeta meta;      // step and has_optimizer_state are set here.
+  std::vector<StreamedCheckpoint::Entry> entries;
+  std::function<absl::Status(int index, void* into)> read;              // The bytes of an entry.
+  std::function<absl::Status(const std::string& directory)> add_files;  // Beside the data, before the commit.
+};
+
+// Writes and commits it, tensor by tensor; goes on with what an earlier call with the same fingerprint has written.
+absl::StatusOr<SavedCheckpoint> WriteImport(const ImportTarget& target, const ConversionObserver& observer);
 
 }  // namespace mbridge

@@ -1,33 +1,22 @@
 // Directories of models for the conversion tests.
 #pragma once
 
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include "engine/bridge/config_form.h"
 #include "engine/bridge/conversion.h"
 #include "engine/bridge/safetensors.h"
 #include "engine/core/safetensors_writer.h"
+#include "engine/core/scratch_test_support.h"
 
 namespace mbridge {
 
-class ConversionTest : public testing::Test {
+class ConversionTest : public ScratchTest {
  protected:
-  ConversionTest() {
-    std::string pattern = testing::TempDir() + "convert_XXXXXX";
-    directory_ = mkdtemp(pattern.data());
-  }
-  ~ConversionTest() override { std::filesystem::remove_all(directory_); }
-
-  std::string Path(const std::string& name) const { return directory_ + "/" + name; }
-
   static std::string Fixture(const std::string& name) { return fmt::format("{}/fixtures/hf/{}", MB_BINARY_DIR, name); }
   // A copy of a fixture's model that a test may damage.
   std::string Copy(const std::string& fixture, const std::string& name = "source") const {
@@ -38,13 +27,6 @@ class ConversionTest : public testing::Test {
     return Path(name);
   }
 
-  static std::string Read(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    std::stringstream text;
-    text << file.rdbuf();
-    return text.str();
-  }
-  static void Write(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
   static Json ReadJson(const std::string& path) {
     const auto json = ParseConfigJson(Read(path), path);
     EXPECT_TRUE(json.ok()) << json.status();
@@ -102,8 +84,6 @@ class ConversionTest : public testing::Test {
     EXPECT_FALSE(plan.ok());
     return std::string(plan.status().message());
   }
-
-  std::string directory_;
 };
 
 }  // namespace mbridge

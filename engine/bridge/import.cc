@@ -9,8 +9,6 @@
 #include "engine/bridge/conversion.h"
 #include "engine/bridge/conversion_parts.h"
 #include "engine/bridge/source_record.h"
-#include "engine/checkpoint/streamed_checkpoint.h"
-#include "engine/core/file.h"
 
 namespace mbridge {
 namespace {
@@ -94,34 +92,20 @@ absl::StatusOr<ConversionPlan> PlanImport(const ImportOptions& options) {
 
 absl::StatusOr<SavedCheckpoint> RunImport(const ImportOptions& options, const ConversionObserver& observer) {
   MB_ASSIGN_OR_RETURN(const PreparedImport prepared, Prepare(options));
-  CheckpointMeta meta = options.meta;
-  meta.step = 0;
-  meta.has_optimizer_state = false;
-  if (options.config_text != nullptr) meta.config_text = options.config_text(prepared.model.config);
-  MB_RETURN_IF_ERROR(MakeDirectories(ParentDirectory(options.path)));
-  const std::string fingerprint = fmt::format("{} {} {}", prepared.directory.Fingerprint(),
-                                              options.dtype ? NameOf(*options.dtype) : "source", options.vocab_multiple);
-  MB_ASSIGN_OR_RETURN(StreamedCheckpoint checkpoint,
-                      StreamedCheckpoint::Open({.path = options.path, .fingerprint = fingerprint}, meta, prepared.entries));
-  ConversionProgress progress{.tensors = checkpoint.tensors_taken_over(),
-                              .total_tensors = static_cast<int64_t>(prepared.entries.size()),
-                              .bytes = checkpoint.bytes_taken_over(),
-                              .total_bytes = prepared.plan.result_bytes};
-  if (observer.progress != nullptr) observer.progress(progress);
-  ByteBuffer ours;
-  while (checkpoint.next() >= 0) {
-    MB_RETURN_IF_ERROR(CheckStop(observer));
-    const StreamedCheckpoint::Entry& entry = checkpoint.entry(checkpoint.next());
-    const int64_t bytes = entry.bytes();
-    MB_RETURN_IF_ERROR(ours.Resize(bytes));
-    MB_RETURN_IF_ERROR(ReadMapped(prepared.directory, prepared.model.mappings[checkpoint.next()], entry.dtype, ours.data()));
-    MB_RETURN_IF_ERROR(checkpoint.Write(ours.data()));
-    ++progress.tensors;
-    progress.bytes += bytes;
-    if (observer.progress != nullptr) observer.progress(progress);
-  }
-  MB_RETURN_IF_ERROR(WriteSourceRecord(checkpoint.directory(), prepared.directory, prepared.record));
-  return checkpoint.Commit();
+  ImportTarget target{
+      .path = options.path,
+      .fingerprint = fmt::format("{} {} {}", prepared.directory.Fingerprint(), options.dtype ? NameOf(*options.dtype) : "source",
+                                 options.vocab_multiple),
+      .meta = options.meta,
+      .entries = prepared.entries,
+      .read =
+          [&](int index, void* into) {
+            return ReadMapped(prepared.directory, prepared.model.mappings[index], prepared.entries[index].dtype, into);
+          },
+      .add_files =
+          [&](const std::string& directory) { return WriteSourceRecord(directory, prepared.directory, prepared.record); }};
+  if (options.config_text != nullptr) target.meta.config_text = options.config_text(prepared.model.config);
+  return WriteImport(target, observer);
 }
 
 }  // namespace mbridge

@@ -1,7 +1,6 @@
 #include "engine/core/file.h"
 
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <utility>
 
@@ -12,25 +11,13 @@
 #include <unistd.h>
 
 #include "engine/core/failpoint.h"
+#include "proto/rpc/posix_file.h"
 #include "proto/rpc/status_details.h"
 
 namespace mbridge {
 
 absl::Status FileError(int error_number, std::string_view verb, const std::string& path) {
-  const std::string message = fmt::format("cannot {} {}: {}", verb, path, std::strerror(error_number));
-  switch (error_number) {
-    case ENOSPC:
-    case EDQUOT:
-    case EFBIG: return MakeStatus(absl::StatusCode::kResourceExhausted, v1::REASON_DISK_FULL, message);
-    case ENOENT:
-    case ENOTDIR: return absl::NotFoundError(message);
-    case EEXIST:
-    case ENOTEMPTY: return absl::AlreadyExistsError(message);
-    case EACCES:
-    case EPERM:
-    case EROFS: return absl::PermissionDeniedError(message);
-    default: return absl::UnavailableError(message);
-  }
+  return PosixStatus(error_number, fmt::format("cannot {} {}", verb, path));
 }
 
 absl::StatusOr<FileWriter> FileWriter::Create(const std::string& path) {
@@ -47,15 +34,13 @@ FileWriter::~FileWriter() {
 }
 
 absl::Status FileWriter::Write(const void* data, size_t bytes) {
-  const char* next = static_cast<const char*>(data);
-  while (bytes > 0) {
+  std::string_view rest(static_cast<const char*>(data), bytes);
+  while (!rest.empty()) {
     if (const int injected = MB_FAILPOINT("file.write"); injected != 0) return FileError(injected, "write", path_);
-    const ssize_t written = write(fd_, next, std::min<size_t>(bytes, size_t{64} << 20));
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return FileError(errno, "write", path_);
-    next += written;
-    bytes -= static_cast<size_t>(written);
-    bytes_written_ += written;
+    const std::string_view chunk = rest.substr(0, size_t{64} << 20);
+    MB_RETURN_IF_ERROR(WriteToDescriptor(fd_, chunk, path_));
+    rest.remove_prefix(chunk.size());
+    bytes_written_ += static_cast<int64_t>(chunk.size());
   }
   return absl::OkStatus();
 }
@@ -136,14 +121,7 @@ absl::Status RenameDurably(const std::string& from, const std::string& to) {
   return synced;
 }
 
-absl::Status SyncDirectory(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return FileError(errno, "open", path);
-  const int result = fsync(fd);
-  const int error_number = errno;
-  close(fd);
-  return result == 0 ? absl::OkStatus() : FileError(error_number, "sync", path);
-}
+absl::Status SyncDirectory(const std::string& path) { return SyncFolder(path); }
 
 absl::Status MakeDirectories(const std::string& path) {
   if (mkdir(path.c_str(), 0755) == 0) return SyncDirectory(ParentDirectory(path));
@@ -168,12 +146,6 @@ absl::StatusOr<int64_t> FreeDiskBytes(const std::string& path) {
   return static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
 }
 
-std::string ParentDirectory(const std::string& path) {
-  std::string_view trimmed = path;
-  while (trimmed.size() > 1 && trimmed.back() == '/') trimmed.remove_suffix(1);
-  const size_t slash = trimmed.rfind('/');
-  if (slash == std::string_view::npos) return ".";
-  return slash == 0 ? "/" : std::string(trimmed.substr(0, slash));
-}
+std::string ParentDirectory(const std::string& path) { return FolderOf(path); }
 
 }  // namespace mbridge

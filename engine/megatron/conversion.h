@@ -49,6 +49,7 @@ struct MegatronVerifyOptions {
   std::string source;  // The Megatron-LM checkpoint that it shall equal.
   std::string like;    // As for the import.
   AllowedRoots roots;
+  std::string logits;  // As VerifyConversionOptions, with all rows of the padded vocabulary; empty: none.
 };
 
 // Compares each tensor of the checkpoint with the source, bit for bit.

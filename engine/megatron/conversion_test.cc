@@ -135,6 +135,37 @@ TEST_P(HuggingFaceModels, GoToMegatronAndBack) {
 INSTANTIATE_TEST_SUITE_P(Parts, HuggingFaceModels, testing::Values("qwen3_moe", "deepseek_v2_lite", "deepseek_v3", "gpt_oss"),
                          [](const auto& info) { return std::string(info.param); });
 
+// The model that the arguments say computes what the model did that they were written from.
+TEST_F(MegatronTest, LogitsAreComparedToo) {
+  const auto reference = [](const char* model) {
+    return fmt::format("{}/fixtures/hf/{}/reference.safetensors", MB_BINARY_DIR, model);
+  };
+  ImportOptions import;
+  import.source = std::filesystem::path(reference("llama_untied")).parent_path();
+  import.path = Path("checkpoint");
+  ASSERT_TRUE(RunImport(import, {}).ok());
+  MegatronExportOptions options;
+  options.checkpoint = Path("checkpoint");
+  options.path = Path("exported");
+  ASSERT_TRUE(RunMegatronExport(options, {}).ok());
+  MegatronVerifyOptions verify;
+  verify.checkpoint = Path("checkpoint");
+  verify.source = Path("exported");
+  verify.logits = reference("llama_untied");
+  const auto verified = VerifyMegatronConversion(verify, {});
+  ASSERT_TRUE(verified.ok()) << verified.status();
+  EXPECT_TRUE(verified->different.empty());
+  ASSERT_TRUE(verified->logits_difference.has_value());
+  EXPECT_LT(*verified->logits_difference, 1e-5);
+
+  verify.logits = reference("llama_tied_rope3");
+  const auto others = VerifyMegatronConversion(verify, {});
+  ASSERT_TRUE(others.ok()) << others.status();
+  EXPECT_GT(*others->logits_difference, 1e-2) << "those of other weights";
+  verify.logits = import.source + "/model.safetensors";
+  EXPECT_THAT(std::string(VerifyMegatronConversion(verify, {}).status().message()), HasSubstr("needs a tensor input_ids"));
+}
+
 TEST_F(MegatronTest, PlansSayWhatIsNotTaken) {
   const auto plan = PlanMegatronImport(Import(Fixture("gpt/torch_dist")));
   ASSERT_TRUE(plan.ok()) << plan.status();

@@ -2,43 +2,26 @@
 #pragma once
 
 #include <filesystem>
-#include <fstream>
 #include <map>
-#include <sstream>
 #include <string>
-#include <vector>
 
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include "engine/bridge/safetensors.h"
 #include "engine/checkpoint/shard_reader.h"
+#include "engine/core/scratch_test_support.h"
 #include "engine/megatron/conversion.h"
 
 namespace mbridge {
 
-class MegatronTest : public testing::Test {
+class MegatronTest : public ScratchTest {
  protected:
-  MegatronTest() {
-    std::string pattern = testing::TempDir() + "megatron_XXXXXX";
-    directory_ = mkdtemp(pattern.data());
-  }
-  ~MegatronTest() override { std::filesystem::remove_all(directory_); }
-
-  std::string Path(const std::string& name) const { return directory_ + "/" + name; }
   static std::string Fixture(const std::string& name) { return fmt::format("{}/fixtures/megatron/{}", MB_BINARY_DIR, name); }
   // A copy of a fixture that a test may damage.
   std::string Copy(const std::string& fixture, const std::string& name = "source") const {
     std::filesystem::copy(Fixture(fixture), Path(name), std::filesystem::copy_options::recursive);
     return Path(name);
   }
-  static std::string Read(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    std::stringstream text;
-    text << file.rdbuf();
-    return text.str();
-  }
-  static void Write(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
 
   MegatronImportOptions Import(const std::string& source, const std::string& to = "checkpoint") const {
     MegatronImportOptions options;
@@ -67,8 +50,6 @@ class MegatronTest : public testing::Test {
     }
     return tensors;
   }
-
-  std::string directory_;
 };
 
 }  // namespace mbridge

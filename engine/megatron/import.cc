@@ -7,9 +7,10 @@
 #include <fmt/format.h>
 
 #include "absl/strings/str_join.h"
+#include "engine/bridge/conversion_parts.h"
+#include "engine/bridge/logits_comparison.h"
 #include "engine/bridge/source_record.h"
 #include "engine/checkpoint/shard_reader.h"
-#include "engine/checkpoint/streamed_checkpoint.h"
 #include "engine/megatron/conversion.h"
 #include "engine/megatron/model_arguments.h"
 #include "engine/megatron/stored_model.h"
@@ -196,33 +197,21 @@ absl::StatusOr<ConversionPlan> PlanMegatronImport(const MegatronImportOptions& o
 
 absl::StatusOr<SavedCheckpoint> RunMegatronImport(const MegatronImportOptions& options, const ConversionObserver& observer) {
   MB_ASSIGN_OR_RETURN(const PreparedImport prepared, Prepare(options));
-  CheckpointMeta meta = options.meta;
-  meta.step = 0;
-  meta.has_optimizer_state = false;
-  if (options.config_text != nullptr) meta.config_text = options.config_text(prepared.plan.model);
-  MB_RETURN_IF_ERROR(MakeDirectories(ParentDirectory(options.path)));
-  MB_ASSIGN_OR_RETURN(
-      StreamedCheckpoint checkpoint,
-      StreamedCheckpoint::Open({.path = options.path, .fingerprint = Fingerprint(prepared, options)}, meta, prepared.entries));
-  ConversionProgress progress{.tensors = checkpoint.tensors_taken_over(),
-                              .total_tensors = static_cast<int64_t>(prepared.entries.size()),
-                              .bytes = checkpoint.bytes_taken_over(),
-                              .total_bytes = prepared.plan.result_bytes};
-  if (observer.progress != nullptr) observer.progress(progress);
-  ByteBuffer ours;
-  while (checkpoint.next() >= 0) {
-    MB_RETURN_IF_ERROR(CheckStop(observer));
-    const StreamedCheckpoint::Entry& entry = checkpoint.entry(checkpoint.next());
-    const int64_t bytes = entry.bytes();
-    MB_RETURN_IF_ERROR(ours.Resize(bytes));
-    MB_RETURN_IF_ERROR(prepared.model.Read(prepared.sources[checkpoint.next()], entry.shape, entry.dtype, ours.data()));
-    MB_RETURN_IF_ERROR(checkpoint.Write(ours.data()));
-    ++progress.tensors;
-    progress.bytes += bytes;
-    if (observer.progress != nullptr) observer.progress(progress);
-  }
-  if (prepared.like) MB_RETURN_IF_ERROR(WriteSourceRecord(checkpoint.directory(), *prepared.like, {}));
-  return checkpoint.Commit();
+  ImportTarget target{.path = options.path,
+                      .fingerprint = Fingerprint(prepared, options),
+                      .meta = options.meta,
+                      .entries = prepared.entries,
+                      .read =
+                          [&](int index, void* into) {
+                            const StreamedCheckpoint::Entry& entry = prepared.entries[index];
+                            return prepared.model.Read(prepared.sources[index], entry.shape, entry.dtype, into);
+                          },
+                      .add_files =
+                          [&](const std::string& directory) {
+                            return prepared.like ? WriteSourceRecord(directory, *prepared.like, {}) : absl::OkStatus();
+                          }};
+  if (options.config_text != nullptr) target.meta.config_text = options.config_text(prepared.plan.model);
+  return WriteImport(target, observer);
 }
 
 absl::StatusOr<VerifiedConversion> VerifyMegatronConversion(const MegatronVerifyOptions& options,
@@ -261,6 +250,10 @@ absl::StatusOr<VerifiedConversion> VerifyMegatronConversion(const MegatronVerify
     progress.bytes = verified.bytes;
     if (observer.progress != nullptr) observer.progress(progress);
   }
+  if (options.logits.empty()) return verified;
+  const GptConfig& model = prepared.plan.model;
+  MB_ASSIGN_OR_RETURN(verified.logits_difference,
+                      CompareLogits(options.logits, options.checkpoint, options.manifest_hash, model, model.padded_vocab_size));
   return verified;
 }
 

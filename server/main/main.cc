@@ -4,14 +4,13 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 #include <sys/wait.h>
-#include <unistd.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 
+#include "proto/rpc/state_directory.h"
 #include "proto/rpc/status_details.h"
 #include "proto/rpc/version.h"
 #include "recipes/config/resolve.h"
@@ -31,14 +30,6 @@ struct Flags {
   TlsFiles tls;
   std::string log_level = "info";
 };
-
-std::string DefaultStateDirectory() {
-  if (const char* set = std::getenv("MB_STATE_DIR"); set != nullptr && *set != '\0') return set;
-  if (geteuid() == 0) return "/var/lib/mbridge";
-  if (const char* xdg = std::getenv("XDG_STATE_HOME"); xdg != nullptr && *xdg != '\0') return std::string(xdg) + "/mbridge";
-  const char* home = std::getenv("HOME");
-  return std::string(home == nullptr ? "." : home) + "/.local/state/mbridge";
-}
 
 void Define(CLI::App* app, Flags* flags) {
   app->description("The training service: takes jobs, places them on nodes and keeps every fact about them.");
@@ -127,7 +118,7 @@ class LocalAgent {
 
 int Main(int argc, char** argv) {
   Flags flags;
-  flags.state_directory = DefaultStateDirectory();
+  flags.state_directory = DefaultStateDirectory(ProcessEnvironment);
   CLI::App app;
   Define(&app, &flags);
   try {

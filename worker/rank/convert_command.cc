@@ -74,10 +74,17 @@ std::string Bytes(int64_t bytes) {
 
 std::string Plural(int64_t count, const char* what) { return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s"); }
 
-// The keys of an imported model, as the configuration of its checkpoint.
+// The keys of an imported model, as the configuration of its checkpoint; also those that a recipe would say otherwise.
 std::string ConfigTextOf(const GptConfig& model) {
   v1::ConfigContainer config;
-  *config.mutable_model() = ModelKeys(model);
+  v1::ModelConfig& keys = *config.mutable_model();
+  keys = ModelKeys(model);
+  keys.set_bias_activation_fusion(model.bias_activation_fusion);
+  keys.set_bias_dropout_fusion(model.bias_dropout_fusion);
+  keys.set_cross_entropy_loss_fusion(model.cross_entropy_loss_fusion);
+  keys.set_attention_softmax_in_fp32(model.attention_softmax_in_fp32);
+  keys.set_hidden_dropout(model.hidden_dropout);
+  keys.set_attention_dropout(model.attention_dropout);
   std::string text;
   google::protobuf::TextFormat::PrintToString(config, &text);
   return text;
@@ -271,6 +278,7 @@ VerifiedConversion CompareWithMegatron(const v1::RankSpec& spec, const Conversio
   options.manifest_hash = spec.expected_manifest_hash();
   options.source = spec.convert().megatron();
   options.like = spec.convert().like();
+  options.logits = spec.convert().logits();
   options.roots.assign(spec.convert().allowed_roots().begin(), spec.convert().allowed_roots().end());
   return Take(VerifyMegatronConversion(options, observer));
 }

@@ -1,33 +1,20 @@
 #include "worker/spool/file.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 
 #include <fmt/format.h>
 #include <google/protobuf/message_lite.h>
 
+#include "proto/rpc/posix_file.h"
 #include "proto/rpc/status_details.h"
 
 namespace mbridge::spool {
 namespace {
-
-absl::Status MakePlain(absl::StatusCode code, const std::string& message) { return absl::Status(code, message); }
-
-absl::Status WriteAll(int fd, std::string_view bytes, const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(fd, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return ErrnoStatus(errno, "cannot write " + path);
-    bytes.remove_prefix(static_cast<size_t>(written));
-  }
-  return absl::OkStatus();
-}
 
 // A temporary file beside `path`; its name starts with ".tmp-", which readers of directories skip.
 absl::StatusOr<std::string> WriteTemporary(const std::string& path, std::string_view bytes, bool sync) {
@@ -36,7 +23,7 @@ absl::StatusOr<std::string> WriteTemporary(const std::string& path, std::string_
       fmt::format("{}/.tmp-{}-{}-{}", DirectoryOf(path), path.substr(path.rfind('/') + 1), ::getpid(), counter.fetch_add(1));
   const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0) return ErrnoStatus(errno, "cannot create " + temporary);
-  absl::Status status = WriteAll(fd, bytes, temporary);
+  absl::Status status = WriteToDescriptor(fd, bytes, temporary);
   if (status.ok() && sync && ::fsync(fd) != 0) status = ErrnoStatus(errno, "cannot sync " + temporary);
   if (::close(fd) != 0 && status.ok()) status = ErrnoStatus(errno, "cannot close " + temporary);
   if (!status.ok()) {
@@ -62,37 +49,11 @@ absl::StatusOr<std::string> Serialize(const google::protobuf::MessageLite& messa
 
 }  // namespace
 
-absl::Status ErrnoStatus(int error_number, std::string_view what) {
-  const std::string message = fmt::format("{}: {}", what, std::strerror(error_number));
-  switch (error_number) {
-    case ENOENT:
-    case ENOTDIR: return MakePlain(absl::StatusCode::kNotFound, message);
-    case EEXIST:
-    case ENOTEMPTY: return MakePlain(absl::StatusCode::kAlreadyExists, message);
-    case EACCES:
-    case EPERM:
-    case EROFS: return MakePlain(absl::StatusCode::kPermissionDenied, message);
-    case ENOSPC:
-    case EDQUOT:
-    case EFBIG: return MakeStatus(absl::StatusCode::kResourceExhausted, v1::REASON_DISK_FULL, message);
-    default: return MakePlain(absl::StatusCode::kUnavailable, message);
-  }
-}
+absl::Status ErrnoStatus(int error_number, std::string_view what) { return PosixStatus(error_number, what); }
 
-std::string DirectoryOf(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
+std::string DirectoryOf(const std::string& path) { return FolderOf(path); }
 
-absl::Status SyncDirectory(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return ErrnoStatus(errno, "cannot open directory " + path);
-  const int result = ::fsync(fd);
-  const int error_number = errno;
-  ::close(fd);
-  return result == 0 ? absl::OkStatus() : ErrnoStatus(error_number, "cannot sync directory " + path);
-}
+absl::Status SyncDirectory(const std::string& path) { return SyncFolder(path); }
 
 absl::Status WriteFileAtomically(const std::string& path, std::string_view bytes) {
   MB_RETURN_IF_ERROR(Replace(path, bytes, /*sync=*/true));
