@@ -13,6 +13,7 @@
 #include "engine/comm/communicator.h"
 #include "engine/comm/file_store.h"
 #include "engine/comm/group_part.h"
+#include "engine/core/watchdog.h"
 
 namespace mbridge {
 namespace {
@@ -216,6 +217,7 @@ class GlooCommunicator : public Communicator {
     }
     for (; sends > 0; --sends) out->waitSend(timeout_);
     for (; receives > 0; --receives) in->waitRecv(timeout_);
+    NoteProgress();
   }
 
   // Everyone gets everything and combines it.
@@ -259,17 +261,23 @@ class GlooCommunicator : public Communicator {
     if (broken_)
       throw EngineError(v1::REASON_PEER_LOST,
                         fmt::format("{}: the group {} is broken since an earlier error", what, options_.group));
+    const WaitNote note(what, options_.group);
     try {
       body();
-    } catch (const EngineError&) {
+    } catch (const EngineError& error) {
       broken_ = true;
+      NoteFault(error.reason(), error.what());
       throw;
     } catch (const std::exception& error) {
       broken_ = true;
       const std::string text = error.what();
       const bool timed_out = text.find("imed out") != std::string::npos || text.find("imeout") != std::string::npos;
-      throw EngineError(timed_out ? v1::REASON_COLLECTIVE_TIMEOUT : v1::REASON_PEER_LOST,
-                        fmt::format("{} in group {}, rank {} of {}: {}", what, options_.group, rank(), size(), text));
+      const v1::Reason reason = timed_out ? v1::REASON_COLLECTIVE_TIMEOUT : v1::REASON_PEER_LOST;
+      const std::string late = timed_out ? LateRanks() : "";
+      const std::string whole = fmt::format("{} in group {}, rank {} of {}: {}{}{}", what, options_.group, rank(), size(), late,
+                                            late.empty() ? "" : ": ", text);
+      NoteFault(reason, whole);
+      throw EngineError(reason, whole);
     }
   }
 

@@ -15,10 +15,6 @@
 namespace mbridge {
 namespace {
 
-// What a CUDA process takes before its first tensor: context, cuBLASLt's, cuDNN's and our own kernels; and what NCCL takes
-// for a group, on an H200 with CUDA 13 (docs/benchmarks.md).
-constexpr int64_t kCudaBytes = int64_t{700} << 20, kNcclBytes = int64_t{600} << 20;
-
 // Stands for a group of which only rank and size are asked.
 class PlannedGroup : public Communicator {
  public:
@@ -127,8 +123,7 @@ v1::MemoryEstimate PlanMemory(const TrainingPlan& plan) {
   memory.set_workspace_bytes(parts.scratch + (cuda ? static_cast<int64_t>(kOperatorWorkspaceBytes) : 0));
   const BucketOptions buckets = OptimizerOptionsOf(plan).buckets;
   const bool overlaps = plan.parallel.data > 1 && (buckets.overlap_reduce || (buckets.overlap_gather && sharded));
-  const int64_t groups = (plan.parallel.data * plan.parallel.tensor > 1 ? 1 : 0) + (overlaps ? 1 : 0);
-  if (cuda) memory.set_runtime_bytes(kCudaBytes + groups * kNcclBytes);
+  if (cuda) memory.set_runtime_bytes(GpuRuntimeBytes(plan.parallel.tensor, plan.parallel.data, overlaps));
   return memory;
 }
 

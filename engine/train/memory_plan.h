@@ -7,11 +7,9 @@
 
 #include "engine/train/training_plan.h"
 #include "mbridge/v1/recipe.pb.h"
+#include "proto/format/gpu_memory.h"
 
 namespace mbridge {
-
-// Scratch of a rank's operators on a GPU: cuBLASLt wants 32 MiB and more on Hopper.
-inline constexpr size_t kOperatorWorkspaceBytes = size_t{128} << 20;
 
 // Of every rank of the plan (the fullest; they are equal but for rounding), from the same declarations as the run itself, on
 // plan.device. Needs no GPU. checkpoint_bytes is not set. Throws EngineError for a model that cannot be built.

@@ -132,6 +132,61 @@ TEST(MemoryPlanTest, EstimatesFollowIt) {
   g_flash_attention_backend = nullptr;
 }
 
+// What an H200 said at the end of the runs of docs/benchmarks.md: plan and estimate within 10 %.
+TEST(MemoryPlanTest, PlanAndEstimateAreNearTheMeasuredUse) {
+  const Overrides long_batch = {"model.seq_length=8192", "dataset.seq_length=8192", "train.micro_batch_size=1",
+                                "model.vocab_size=128256"};
+  const auto with = [](Overrides list, const Overrides& more) {
+    list.insert(list.end(), more.begin(), more.end());
+    return list;
+  };
+  const Overrides narrow = {"model.context_parallel_size=1", "optimizer.use_precision_aware_optimizer=true",
+                            "optimizer.exp_avg_dtype=bf16", "optimizer.exp_avg_sq_dtype=bf16"};
+  struct Row {
+    std::string recipe;
+    Overrides overrides;
+    int ranks;
+    int64_t measured;  // MiB.
+  };
+  const std::vector<Row> rows = {
+      {"llama32_1b", with(long_batch, {"train.global_batch_size=8"}), 1, 34236},
+      {"llama3_8b", with(with(long_batch, narrow), {"train.global_batch_size=16"}), 1, 131048},
+      {"llama3_8b",
+       with(with(long_batch, narrow), {"train.global_batch_size=16", "mixed_precision=bf16_with_fp8_current_scaling_mixed"}), 1,
+       139770},
+      {"vanilla_gpt",
+       {"model.num_layers=12", "model.hidden_size=768", "model.num_attention_heads=12", "model.ffn_hidden_size=3072",
+        "model.seq_length=1024", "dataset.seq_length=1024", "train.micro_batch_size=64", "train.global_batch_size=512",
+        "model.vocab_size=50304", "model.hidden_dropout=0", "model.attention_dropout=0"},
+       1,
+       24990},
+      {"vanilla_gpt_megatron_lm_config",
+       {"model.num_layers=2", "model.hidden_size=256", "model.num_attention_heads=4", "model.ffn_hidden_size=1024",
+        "model.seq_length=512", "dataset.seq_length=512", "train.global_batch_size=32", "train.micro_batch_size=4",
+        "model.hidden_dropout=0", "model.attention_dropout=0"},
+       1,
+       1018},
+      {"vanilla_gpt",
+       {"model.num_layers=4", "model.hidden_size=256", "model.num_attention_heads=4", "model.ffn_hidden_size=1024",
+        "model.seq_length=1024", "dataset.seq_length=1024", "train.global_batch_size=16", "train.micro_batch_size=2",
+        "model.tensor_model_parallel_size=2", "model.sequence_parallel=true"},
+       2,
+       1866},
+  };
+  g_flash_attention_backend = [] { return std::string(); };
+  for (const Row& row : rows) {
+    const v1::ResolvedConfig resolved = Resolved(row.recipe, row.overrides, row.ranks, v1::DEVICE_CUDA);
+    const v1::MemoryEstimate planned = PlanMemory(PlanOf(resolved, DeviceType::kCuda));
+    const auto measured = static_cast<double>(row.measured);
+    const std::string what = row.recipe + " " + ::testing::PrintToString(row.overrides);
+    EXPECT_NEAR(static_cast<double>(TotalBytes(planned) >> 20), measured, 0.1 * measured)
+        << what << "\nplanned   " << MemoryLine(planned);
+    EXPECT_NEAR(static_cast<double>(TotalBytes(resolved.per_rank()) >> 20), measured, 0.1 * measured)
+        << what << "\nestimated " << MemoryLine(resolved.per_rank());
+  }
+  g_flash_attention_backend = nullptr;
+}
+
 TEST(MemoryPlanTest, SaysWhatFits) {
   const Overrides overrides = {"train.micro_batch_size=2",          "train.global_batch_size=16",    "model.seq_length=8192",
                                "dataset.seq_length=8192",           "model.context_parallel_size=1", "model.vocab_size=128256",

@@ -2,14 +2,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "proto/format/gpu_memory.h"
 #include "recipes/config/estimate.h"
 #include "recipes/config/layers.h"
 
 namespace mbridge::recipes {
 namespace {
 
-// As engine/train/memory_plan.h has them.
-constexpr int64_t kOperatorWorkspace = int64_t{128} << 20, kCudaBytes = int64_t{700} << 20, kNcclBytes = int64_t{600} << 20;
 // As engine/model/output_head.cc has it.
 constexpr int64_t kGpuLogits = int64_t{2} << 30;
 
@@ -265,13 +264,11 @@ v1::MemoryEstimate EstimateMemory(const v1::ConfigContainer& config, int data_pa
                                (config.ddp().use_distributed_optimizer() ? std::max(1, data_parallel) : 1));
   const int64_t ends = z.stream * (z.h * (2 * z.e + (m.hidden_dropout() > 0 ? 1 : 0)) + 4 * z.norm_floats);
   estimate.set_activation_bytes(LayerBytes(z) + ends);
-  estimate.set_workspace_bytes(ScratchBytes(z) + NarrowBytes(z) + (z.gpu ? kOperatorWorkspace : 0));
+  estimate.set_workspace_bytes(ScratchBytes(z) + NarrowBytes(z) + (z.gpu ? static_cast<int64_t>(kOperatorWorkspaceBytes) : 0));
   const bool sharded = config.ddp().use_distributed_optimizer() || config.optimizer().use_distributed_optimizer();
-  // Traffic that overlaps has a group of its own.
   const bool overlaps = data_parallel > 1 && m.cuda_graph_impl() != "local" && m.cuda_graph_impl() != "full_iteration" &&
                         (config.ddp().overlap_grad_reduce() || (config.ddp().overlap_param_gather() && sharded));
-  const int64_t groups = (data_parallel * Ways(m.tensor_model_parallel_size()) > 1 ? 1 : 0) + (overlaps ? 1 : 0);
-  if (z.gpu) estimate.set_runtime_bytes(kCudaBytes + groups * kNcclBytes);
+  if (z.gpu) estimate.set_runtime_bytes(GpuRuntimeBytes(Ways(m.tensor_model_parallel_size()), data_parallel, overlaps));
   estimate.set_checkpoint_bytes(CountParameters(m) * (type + (config.checkpoint().save_optim() ? moments + masters : 0)));
   return estimate;
 }

@@ -82,7 +82,9 @@ bool IsSymptom(v1::Reason reason) {
 Cause CauseOf(const v1::Attempt& attempt, const std::set<int>& killed_by_us, bool stop_ordered) {
   const v1::RankEnd* cause = nullptr;
   const auto order = [&](const v1::RankEnd& end) {
-    const bool obeyed = ObeyedAStop(end.reason()) || killed_by_us.contains(end.rank());
+    // An agent that finds a stopped process when it must kill it says COLLECTIVE_TIMEOUT.
+    const bool killed = killed_by_us.contains(end.rank()) && end.reason() != v1::REASON_COLLECTIVE_TIMEOUT;
+    const bool obeyed = ObeyedAStop(end.reason()) || killed;
     const int guilt = end.reason() == v1::REASON_PEER_LOST ? 3 : obeyed ? 2 : IsSymptom(end.reason());
     // Of those that timed out, the one that had to be killed is what the others waited for.
     const bool waited = end.reason() == v1::REASON_COLLECTIVE_TIMEOUT && end.signal() == 0;

@@ -65,6 +65,15 @@ TEST(Cause, AKilledRankIsWhatTheOthersWaitedFor) {
   EXPECT_THAT(cause.detail, ::testing::StartsWith("rank 1"));
 }
 
+TEST(Cause, AStoppedRankOfAnotherNodeIsWhatTheOthersWaitedFor) {
+  const Cause cause =
+      CauseOf(Attempt({End(0, v1::REASON_COLLECTIVE_TIMEOUT, 1), End(1, v1::REASON_COLLECTIVE_TIMEOUT, 12, -1, SIGKILL),
+                       End(2, v1::REASON_KILLED_BY_USER, 12, -1, SIGKILL)}),
+              {1, 2}, false);
+  EXPECT_EQ(cause.reason, v1::REASON_COLLECTIVE_TIMEOUT);
+  EXPECT_THAT(cause.detail, ::testing::StartsWith("rank 1"));
+}
+
 TEST(Cause, AForeignSigtermIsACrash) {
   EXPECT_EQ(CauseOf(Attempt({End(0, v1::REASON_CANCELLED_BY_USER, 1)}), {}, false).reason, v1::REASON_RANK_CRASHED);
   EXPECT_EQ(CauseOf(Attempt({End(0, v1::REASON_CANCELLED_BY_USER, 1)}), {}, true).reason, v1::REASON_CANCELLED_BY_USER);

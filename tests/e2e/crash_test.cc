@@ -132,25 +132,6 @@ TEST_F(Crash, OneOfTwoRanksKilledLeavesNoOrphan) {
   EXPECT_TRUE(service_.NoneLeft("mbshim"));
 }
 
-// The peer waits as long as it may; the rank that it waited for is named. More than a minute: with MB_FULL=1 only.
-TEST_F(Crash, AStoppedRankIsNamedAfterTheWatchdogTime) {
-  if (getenv("MB_FULL") == nullptr) GTEST_SKIP() << "MB_FULL=1 runs it";
-  const std::string id =
-      service_.Submit(TinyJob(100'000, {"--ranks", "2", "--max-restarts", "-1", "dist.distributed_timeout_minutes=1"}));
-  service_.WaitForStep(id, 3);
-  pid_t second = -1;
-  for (const pid_t pid : service_.Pids("mbrank")) {
-    if (ReadFile("/proc/" + std::to_string(pid) + "/cmdline").find("rank-1.spec") != std::string::npos) second = pid;
-  }
-  ASSERT_GT(second, 0);
-  ASSERT_EQ(kill(second, SIGSTOP), 0);
-  const v1::Job job = service_.WaitForEnd(id, Seconds(60 + 30));
-  EXPECT_EQ(job.state(), v1::JOB_STATE_FAILED);
-  EXPECT_EQ(job.reason(), v1::REASON_COLLECTIVE_TIMEOUT) << job.detail();
-  EXPECT_THAT(job.detail(), testing::StartsWith("rank 1: ")) << job.detail();
-  EXPECT_TRUE(service_.NoneLeft("mbrank"));
-}
-
 TEST_F(Crash, CancelSurvivesACoordinatorKill) {
   const std::string id = service_.Submit(TinyJob(5000));
   service_.WaitForStep(id, 3);

@@ -65,6 +65,28 @@ TEST_F(Submit, DryRunShowsOriginsAndMemoryAndStoresNothing) {
   EXPECT_EQ(jobs.jobs_size(), 0);
 }
 
+// One number: of the dry run, of the job's record, of the rank's log.
+TEST_F(Submit, DryRunSaysTheMemoryThatTheRankPlans) {
+  const CommandResult dry = Mbctl({"submit", "--dry-run", "-o", "json"}, TinyJob(2));
+  ASSERT_THAT(dry, Exited(0)) << dry.err;
+  const auto resolved = nlohmann::json::parse(dry.out, nullptr, false);
+  ASSERT_TRUE(!resolved.is_discarded() && resolved.contains("perRank")) << dry.out;
+  const auto estimate = resolved["perRank"];
+  int64_t total = 0;
+  for (const char* part :
+       {"weightBytes", "gradientBytes", "optimizerBytes", "activationBytes", "workspaceBytes", "runtimeBytes"}) {
+    if (estimate.contains(part)) total += std::stoll(estimate[part].get<std::string>());
+  }
+  const v1::Job job = service_.WaitForEnd(service_.Submit(TinyJob(2)));
+  ASSERT_EQ(job.state(), v1::JOB_STATE_SUCCEEDED) << job.detail();
+  const v1::MemoryEstimate& planned = job.resolved().per_rank();
+  EXPECT_EQ(planned.weight_bytes() + planned.gradient_bytes() + planned.optimizer_bytes() + planned.activation_bytes() +
+                planned.workspace_bytes() + planned.runtime_bytes(),
+            total);
+  const CommandResult log = Mbctl({"logs", job.job_id()});
+  EXPECT_THAT(log.out, ContainsRegex("together +" + std::to_string((total + (1 << 19)) >> 20) + " MiB"));
+}
+
 TEST_F(Submit, JsonOutputIsTheJob) {
   const CommandResult submitted = Mbctl({"submit", "--wait", "-o", "json"}, TinyJob(3));
   ASSERT_THAT(submitted, Exited(0));

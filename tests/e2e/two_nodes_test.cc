@@ -23,7 +23,8 @@ class TwoNodes : public testing::Test {
   }
 
   Service service_{
-      Service::Options{.extra_arguments = {"--no-local-agent"}, .environment = {{"MB_FAILPOINTS", "train.iteration=sleep:50"}}}};
+      Service::Options{.extra_arguments = {"--no-local-agent"},
+                       .environment = {{"MB_FAILPOINTS", "train.iteration=sleep:50"}, {"MB_WATCHDOG_SECONDS", "8"}}}};
   std::vector<Process> agents_;
 };
 
@@ -52,6 +53,22 @@ TEST_F(TwoNodes, KilledRankEndsItsPeerOnTheOtherNode) {
   const v1::Job job = service_.WaitForEnd(id, Seconds(40));
   EXPECT_EQ(job.state(), v1::JOB_STATE_FAILED);
   EXPECT_EQ(job.reason(), v1::REASON_RANK_CRASHED) << job.detail();
+  EXPECT_TRUE(service_.NoneLeft("mbrank"));
+}
+
+TEST_F(TwoNodes, StoppedRankIsNamedFromTheOtherNode) {
+  const std::string id = service_.Submit(TinyJob(5000, {"--ranks", "2", "--max-restarts", "-1"}));
+  service_.WaitForStep(id, 3);
+  pid_t second = -1;
+  for (const pid_t pid : service_.Pids("mbrank")) {
+    if (ReadFile("/proc/" + std::to_string(pid) + "/cmdline").find("rank-1.spec") != std::string::npos) second = pid;
+  }
+  ASSERT_GT(second, 0);
+  ASSERT_EQ(kill(second, SIGSTOP), 0);
+  const v1::Job job = service_.WaitForEnd(id, Seconds(40));
+  EXPECT_EQ(job.state(), v1::JOB_STATE_FAILED);
+  EXPECT_EQ(job.reason(), v1::REASON_COLLECTIVE_TIMEOUT) << job.detail();
+  EXPECT_THAT(job.detail(), testing::StartsWith("rank 1: ")) << job.detail();
   EXPECT_TRUE(service_.NoneLeft("mbrank"));
 }
 

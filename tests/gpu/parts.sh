@@ -19,14 +19,16 @@ verdict() { # verdict NAME STATUS
   if [ "$2" -eq 0 ]; then echo "PASS $1"; else echo "FAIL $1 (exit $2)"; failed=$((failed + 1)); fi
 }
 
+# service [DIR]: a coordinator of the calling shell, once.
 service() {
   [ -n "${MBCTL_SERVER:-}" ] && return
-  export MB_STATE_DIR="$here/state"
+  export MB_STATE_DIR="${1:-$here/state}"
   export MBCTL_SERVER="unix:$MB_STATE_DIR/coordinator.sock"
   mkdir -p "$MB_STATE_DIR"
-  LD_LIBRARY_PATH="$libraries" setsid nohup mbcoordinator --state-dir "$MB_STATE_DIR" >"$OUT/coordinator.log" 2>&1 </dev/null &
+  LD_LIBRARY_PATH="$libraries" setsid nohup mbcoordinator --state-dir "$MB_STATE_DIR" --metrics-listen none \
+    >"$OUT/coordinator-$(basename "$MB_STATE_DIR").log" 2>&1 </dev/null &
   for _ in $(seq 100); do run mbctl admin info >/dev/null 2>&1 && return; sleep 0.1; done
-  echo "the coordinator did not start"; tail -n 20 "$OUT/coordinator.log"
+  echo "the coordinator did not start"; tail -n 20 "$OUT/coordinator-$(basename "$MB_STATE_DIR").log"
 }
 
 correlation=(model.num_layers=2 model.hidden_size=256 model.num_attention_heads=4 model.ffn_hidden_size=1024
@@ -300,17 +302,58 @@ recompute() {
   verdict recompute "$status"
 }
 
-# A job that is too large is refused with what would fit, by the preflight and by a rank that finds the GPU full.
+# ends_full NAME TEXT...: a 1B job on a GPU with 8 GiB free must fail with OUT_OF_MEMORY and these words.
+ends_full() {
+  local name="$1" status=0 begin=$SECONDS text
+  shift
+  run mbctl submit --recipe llama32_1b_pretrain_config --device cuda --name "$name" --max-restarts -1 --wait "${long[@]}" "${ten[@]}" \
+    train.global_batch_size=8 >"$OUT/$name.log" 2>&1 && { echo "$name did not fail"; status=1; }
+  run mbctl describe "$(run mbctl ps -a -o name --filter "run_name=$name" | head -n 1)" >"$OUT/$name.show" 2>&1
+  echo "$name: ended after $((SECONDS - begin)) s"
+  grep -iE "state|reason|detail" "$OUT/$name.show" | head -n 6 | cut -c1-700
+  for text in FAILED OUT_OF_MEMORY "$@"; do
+    grep -qF "$text" "$OUT/$name.show" || { echo "$name: no '$text' in its description"; status=1; }
+  done
+  return "$status"
+}
+
+# A job that is too large is refused with what would fit; a rank that finds the GPU full ends with that, one that meets the end of
+# the memory in the middle with sizes and next step.
 memory() {
   service
-  local status=0
+  local status=0 ballast
   run mbctl submit --recipe llama3_8b_pretrain_config --device cuda --name too-large "${long[@]}" train.global_batch_size=16 \
     train.train_iters=6 scheduler.lr_decay_iters=6 model.context_parallel_size=1 >"$OUT/too-large.log" 2>&1 && status=1
   tail -n 12 "$OUT/too-large.log"
   grep -q "What fits" "$OUT/too-large.log" || status=1
   run mbctl submit --recipe llama32_1b_pretrain_config --device cuda --dry-run "${long[@]}" "${ten[@]}" \
     train.global_batch_size=8 2>&1 | grep -A 9 "memory per rank" || status=1
-  verdict memory "$status"
+  verdict "memory: too large" "$status"
+
+  # The neighbour lives until its standard input, a pipe of this shell, is closed.
+  status=0
+  mkfifo "$here/ballast.in"
+  LD_LIBRARY_PATH="$libraries" "$here/tests/cuda_ballast" 8192 <"$here/ballast.in" >"$OUT/ballast.log" 2>&1 &
+  ballast=$!
+  exec 9>"$here/ballast.in"
+  for _ in $(seq 300); do grep -q "are free" "$OUT/ballast.log" && break; sleep 0.1; done
+  cat "$OUT/ballast.log"
+  grep -q "are free" "$OUT/ballast.log" || status=1
+  ends_full full-at-the-start "a rank needs about" "MiB are there" "What fits" || status=1
+  (
+    exec 9>&-  # Or the coordinator would keep the pipe open.
+    unset MBCTL_SERVER
+    export MB_FAILPOINTS="memory.check=error:12"  # The rank does not look before it allocates.
+    service "$here/state-full"
+    code=0
+    ends_full full-in-the-middle "cannot allocate" "MiB are free" "planned for this rank" "take a layout that needs less" || code=1
+    run mbctl admin shutdown >/dev/null 2>&1
+    exit "$code"
+  ) || status=1
+  exec 9>&-
+  wait "$ballast"
+  rm -f "$here/ballast.in"
+  verdict "memory: full" "$status"
 }
 
 # A rank of two is killed, then one is stopped: all ranks end within the watchdog time and the reason names the rank.
@@ -335,7 +378,7 @@ watchdog() {
     run mbctl describe "$job" >"$OUT/watchdog-$signal.show" 2>&1
     echo "SIG$signal to rank 1: the job ended after $((SECONDS - begin)) s"
     grep -iE "state|reason|detail|rank 1" "$OUT/watchdog-$signal.show" | head -n 8
-    grep -q "rank 1" "$OUT/watchdog-$signal.show" && [ $((SECONDS - begin)) -le 90 ] || status=1
+    grep -qE "^ *detail +rank 1: " "$OUT/watchdog-$signal.show" && [ $((SECONDS - begin)) -le 90 ] || status=1
     for process in /proc/[0-9]*; do
       tr '\0' ' ' <"$process/cmdline" 2>/dev/null | grep -q "^[^ ]*mbrank-cuda .*$job" && { echo "left over: $process"; status=1; }
     done

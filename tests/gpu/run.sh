@@ -13,7 +13,7 @@
 #     fp16     FP16 with loss scaling beside BF16          (1 GPU, ~1 min)
 #     graphs   CUDA graphs: same bits, times               (1 GPU, ~1 min)
 #     recompute recomputation: same bits, less memory      (1 GPU, ~2 min)
-#     memory   a job that is too large is refused          (1 GPU, ~1 min)
+#     memory   too large a job is refused, a full GPU ends one  (1 GPU, ~2 min)
 #     watchdog a rank killed, a rank stopped               (2 GPUs, ~3 min)
 #     kernels  bandwidth and GEMM tables                        (1 GPU, ~1 min)
 #     train    step times of the benchmark rows beside PyTorch  (1 GPU, ~6 min)
@@ -36,7 +36,7 @@ bundle() {
   stage="$(mktemp -d)"
   mkdir "$stage/bin" "$stage/lib" "$stage/tests"
   for program in "${programs[@]}"; do strip -o "$stage/bin/$program" "$MB_BUILD/bin/$program"; done
-  for test in "$MB_BUILD"/tests/*_cuda_test "$MB_BUILD"/bin/cuda_*_bench; do
+  for test in "$MB_BUILD"/tests/*_cuda_test "$MB_BUILD"/bin/cuda_*_bench "$MB_BUILD/bin/cuda_ballast"; do
     [ ! -x "$test" ] || strip -o "$stage/tests/$(basename "$test")" "$test"
   done
   # What an Ubuntu 24.04 with CUDA 13 has: the C and C++ run-time libraries and CUDA's own.

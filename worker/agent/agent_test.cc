@@ -280,6 +280,21 @@ TEST_F(AgentTest, AStoppedRankIsWhatItsPeersWaitedFor) {
   EXPECT_THAT(ends[1].detail(), HasSubstr("waited for it in vain"));
 }
 
+TEST_F(AgentTest, AStoppedRankThatTheCoordinatorKillsIsWhatPeersElsewhereWaitedFor) {
+  Run("j-1", "end=signal:19");
+  ASSERT_TRUE(WaitForLog("j-1", "started"));
+  const spool::ProcessIdentity rank = RankOf("j-1");
+  for (int i = 0; i < 500; ++i) {
+    const auto stat = spool::StatOf(rank.pid);
+    if (stat.ok() && stat->state == 'T') break;
+    ::usleep(10'000);
+  }
+  coordinator_->Order("j-1", 1, v1::DESIRED_STATE_KILL);
+  const v1::RankEnd end = WaitForEnds("j-1").at(0);
+  EXPECT_EQ(end.reason(), v1::REASON_COLLECTIVE_TIMEOUT);
+  EXPECT_EQ(end.signal(), SIGKILL);
+}
+
 TEST_F(AgentTest, AKilledShimEndsItsRankAndIsNoticed) {
   Run("j-1", "end=hang");
   ASSERT_TRUE(WaitForLog("j-1", "started"));

@@ -145,9 +145,17 @@ void Attempt::Tick(TimePoint now, const Programs& programs, Children* children) 
   StopPeersOfFailedRank(now);
   for (RankProcess& rank : ranks_) {
     if (desired_ == v1::DESIRED_STATE_STOP) rank.Terminate(cause_);
-    // A coordinator that kills what a failed rank left over did not hear that from a user.
-    if (desired_ == v1::DESIRED_STATE_KILL) rank.Kill(HasBadEnd() && damage_.empty() ? v1::REASON_PEER_LOST : cause_, now);
+    if (desired_ == v1::DESIRED_STATE_KILL) rank.Kill(CauseOfKill(rank), now);
   }
+}
+
+v1::Reason Attempt::CauseOfKill(const RankProcess& rank) const {
+  if (!damage_.empty()) return cause_;
+  // Its peers, perhaps on other nodes, wait for a stopped process in vain; where a user killed the job, that is its reason
+  // anyway.
+  if (rank.IsStopped() && (!HasBadEnd() || TimedOut())) return v1::REASON_COLLECTIVE_TIMEOUT;
+  // A coordinator that kills what a failed rank left over did not hear that from a user.
+  return HasBadEnd() ? v1::REASON_PEER_LOST : cause_;
 }
 
 void Attempt::StartRanks(const Programs& programs, Children* children) {

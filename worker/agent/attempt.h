@@ -67,6 +67,8 @@ class Attempt {
   // Whether all others ended.
   bool IsLast(const RankProcess& rank) const;
   bool HasBadEnd() const;
+  // Of a rank that the coordinator wants killed.
+  v1::Reason CauseOfKill(const RankProcess& rank) const;
 
   const spool::AttemptDirectory files_;
   std::string job_id_;

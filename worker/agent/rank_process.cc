@@ -165,7 +165,7 @@ void RankProcess::EndFromExit(const v1::ExitRecord& exit) {
   const bool stopped = cause_ != v1::REASON_UNSPECIFIED && (!explained || own.reason() == v1::REASON_CANCELLED_BY_USER);
   const std::string how = DescribeEnd(exit.exit_code(), exit.signal());
   if (stopped && cause_ == v1::REASON_COLLECTIVE_TIMEOUT && !explained)
-    return End(cause_, fmt::format("its peers waited for it in vain, and it did not obey SIGTERM ({})", how));
+    return End(cause_, fmt::format("its peers waited for it in vain: it was stopped or did not obey SIGTERM ({})", how));
   if (stopped) return End(cause_, explained ? own.detail() : how);
   if (explained) return End(own.reason(), own.detail());
   End(exit.signal() != 0 ? v1::REASON_RANK_CRASHED : v1::REASON_RANK_EXITED_WITHOUT_REASON, WithLastLogLine(how));

@@ -44,6 +44,13 @@ void EnsurePassiveWaiting(char** argv) {
   execv("/proc/self/exe", argv);  // Where that fails, training is only slower.
 }
 
+// After a fault without the exit handlers: that of a driver whose GPU still waits for a lost peer may never return.
+int Leave(int code) {
+  if (code == 0) return 0;
+  std::fflush(nullptr);
+  std::_Exit(code);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -72,12 +79,12 @@ int main(int argc, char** argv) {
       std::fprintf(stderr, "mbrank: --ranks %d needs --rendezvous DIR, the same for every rank\n", standalone.ranks);
       return 2;
     }
-    return mbridge::RunStandalone(standalone);
+    return Leave(mbridge::RunStandalone(standalone, &std::_Exit));
   }
   if (app.got_subcommand("data")) return data.Run();
   if (app.got_subcommand("convert")) return convert.Run();
   if (!verify_path.empty()) return mbridge::RunVerify(verify_path, manifest_hash);
-  if (!spec_path.empty()) return preflight ? mbridge::RunPreflight(spec_path) : mbridge::RunRank(spec_path);
+  if (!spec_path.empty()) return preflight ? mbridge::RunPreflight(spec_path) : Leave(mbridge::RunRank(spec_path, &std::_Exit));
   std::fprintf(stderr, "%s", app.help().c_str());
   return 2;
 }

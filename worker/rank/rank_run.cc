@@ -5,10 +5,13 @@
 
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <new>
 
 #include "engine/comm/nccl.h"
 #include "engine/core/device.h"
+#include "engine/core/failpoint.h"
+#include "engine/core/watchdog.h"
 #include "engine/train/memory_plan.h"
 #include "engine/train/throw_status.h"
 #include "engine/train/trainer.h"
@@ -27,18 +30,80 @@ std::atomic<bool> g_stop{false};
 
 void OnTerminate(int) { g_stop.store(true); }
 
+using EndRank = std::function<void(const v1::RankResult&)>;
+
 // The training of one spec; rank 0 reports to the spool.
-v1::RankResult Train(const v1::RankSpec& spec, EventSink* sink) {
+v1::RankResult Train(const v1::RankSpec& spec, EventSink* sink, const EndRank& end) {
   TrainingPlan plan = ValueOrThrow(MakeTrainingPlan(spec.resolved()));
   plan.device = spec.device() == v1::DEVICE_CUDA ? DeviceType::kCuda : DeviceType::kCpu;
   const spool::AttemptDirectory directory(spec.attempt_directory());
   const Context context = DeviceOf(plan.device).MakeContext(kOperatorWorkspaceBytes);
-  return RunTraining(spec, plan, context, directory.RendezvousPath(), sink);
+  return RunTraining(spec, plan, context, directory.RendezvousPath(), sink, end);
+}
+
+double WatchdogSeconds(const TrainingPlan& plan) {
+  const char* const text = std::getenv("MB_WATCHDOG_SECONDS");
+  const double seconds = text == nullptr ? 0 : std::strtod(text, nullptr);
+  return seconds > 0 ? seconds : plan.collective_timeout_seconds;
+}
+
+// Null where there are no peers.
+std::unique_ptr<Watchdog> StartWatchdog(const v1::RankSpec& spec, double seconds, const EndRank& end) {
+  if (spec.world_size() <= 1) return nullptr;
+  WatchdogOptions options;
+  options.timeout_seconds = seconds;
+  options.grace_seconds = std::min(seconds, 10.0);
+  options.rank = spec.rank();
+  options.size = spec.world_size();
+  if (!spec.attempt_directory().empty()) options.pulse_path = spool::AttemptDirectory(spec.attempt_directory()).PulsePath();
+  options.end = [end](v1::Reason reason, const std::string& detail) {
+    v1::RankResult result;
+    result.set_reason(reason);
+    result.set_detail(detail);
+    end(result);
+  };
+  return std::make_unique<Watchdog>(std::move(options));
+}
+
+// What to do where an allocation failed although the plan of `planned` bytes fitted into the `available` ones of the start (0: of
+// a host): plan or neighbours differ from what was known.
+std::string AfterOutOfMemory(const v1::ResolvedConfig& resolved, const TrainingPlan& plan, int64_t planned, int64_t available) {
+  if (available == 0) return "lower train.micro_batch_size, or run fewer ranks on this node";
+  std::string text = fmt::format(
+      "{} MiB were there at the start. End what else uses this GPU (nvidia-smi lists it), or take a layout that needs less:",
+      available >> 20);
+  const int64_t less = std::min(planned, available) / 10 * 9;
+  for (const std::string& line : LayoutsThatFit(resolved, plan.device, less)) text += "\n  " + line;
+  return text;
+}
+
+// The watchdog hears of a fault before the unwinding, which may hang in the driver.
+v1::RankResult RunNotingFaults(Trainer* trainer) {
+  try {
+    return trainer->Run();
+  } catch (const EngineError& error) {
+    NoteFault(error.reason(), error.what());
+    MB_FAILPOINT("rank.unwind");
+    throw;
+  }
 }
 
 std::unique_ptr<SpoolSink> MakeSpoolSink(const v1::RankSpec& spec, const std::string& path) {
   const bool log_throughput = spec.resolved().config().logger().log_throughput();
   return std::make_unique<SpoolSink>(ValueOrThrow(spool::RecordWriter::Open(path)), log_throughput);
+}
+
+// Tells log, spool and agent how the rank ended; returns the exit code.
+int WriteEnd(const v1::RankSpec& spec, const spool::AttemptDirectory& directory, const v1::RankResult& result, SpoolSink* sink) {
+  if (result.reason() != v1::REASON_COMPLETED) {
+    std::fprintf(stderr, "rank %d ends: %s: %s\n", spec.rank(), ReasonName(result.reason()).c_str(), result.detail().c_str());
+  }
+  if (sink != nullptr) sink->Finished(result);
+  if (const absl::Status status = spool::WriteProto(directory.ResultPath(spec.rank()), result); !status.ok()) {
+    std::fprintf(stderr, "mbrank: %s\n", std::string(status.message()).c_str());
+    return ExitCodeOf(v1::REASON_ENGINE_ERROR);
+  }
+  return ExitCodeOf(result.reason());
 }
 
 }  // namespace
@@ -90,7 +155,7 @@ RunIdentity MakeRunIdentity(const v1::RankSpec& spec) {
 }
 
 v1::RankResult RunTraining(const v1::RankSpec& spec, const TrainingPlan& plan, const Context& context,
-                           const std::string& rendezvous, EventSink* sink) {
+                           const std::string& rendezvous, EventSink* sink, const EndRank& end) {
   Device& device = DeviceOf(plan.device);
   const v1::MemoryEstimate memory = PlanMemory(plan);
   const auto say = [&](const std::string& text) {
@@ -100,18 +165,25 @@ v1::RankResult RunTraining(const v1::RankSpec& spec, const TrainingPlan& plan, c
   };
   say(MemoryTable(fmt::format("memory of rank {}, as planned", spec.rank()), memory));
   const Device::Memory before = device.MemoryNow();
-  if (before.total_bytes > 0) {
-    // What CUDA and the operators' workspace took is planned too.
-    const int64_t available =
-        std::min(before.total_bytes, before.free_bytes + memory.runtime_bytes() + static_cast<int64_t>(kOperatorWorkspaceBytes));
+  // What CUDA and the operators' workspace took is planned too.
+  const int64_t available =
+      std::min(before.total_bytes, before.free_bytes + memory.runtime_bytes() + static_cast<int64_t>(kOperatorWorkspaceBytes));
+  // A test that lets memory.check fail meets the real end of the memory.
+  if (before.total_bytes > 0 && MB_FAILPOINT("memory.check") == 0) {
     if (const std::string why = WhyTooLarge(spec.resolved(), plan, available); !why.empty())
       throw EngineError(v1::REASON_OUT_OF_MEMORY, why);
   }
   const RunIdentity identity = MakeRunIdentity(spec);
-  const auto world = MakeWorld(context, rendezvous, spec.rank(), spec.world_size(), plan.collective_timeout_seconds);
+  const double seconds = WatchdogSeconds(plan);
+  const auto watchdog = StartWatchdog(spec, seconds, end);
+  const auto after = [&] {
+    return fmt::format("planned for this rank: {}; {}", MemoryLine(memory),
+                       AfterOutOfMemory(spec.resolved(), plan, TotalBytes(memory), available));
+  };
+  const auto world = MakeWorld(context, rendezvous, spec.rank(), spec.world_size(), seconds);
   try {
     Trainer trainer(plan, context, identity, world.get(), sink, InstallStopHandler());
-    const v1::RankResult result = trainer.Run();
+    const v1::RankResult result = RunNotingFaults(&trainer);
     if (const Device::Memory now = device.MemoryNow(); now.total_bytes > 0) {
       const int64_t used = now.total_bytes - now.free_bytes, planned = TotalBytes(memory);
       say(fmt::format("memory of rank {}: {} MiB of the GPU's {} are in use at the end, {} planned ({:+.1f} %)", spec.rank(),
@@ -121,10 +193,9 @@ v1::RankResult RunTraining(const v1::RankSpec& spec, const TrainingPlan& plan, c
     return result;
   } catch (const EngineError& error) {
     if (error.reason() != v1::REASON_OUT_OF_MEMORY) throw;
-    throw EngineError(error.reason(), fmt::format("{}; planned for this rank: {}", error.what(), MemoryLine(memory)));
+    throw EngineError(error.reason(), fmt::format("{}; {}", error.what(), after()));
   } catch (const std::bad_alloc&) {
-    throw EngineError(v1::REASON_OUT_OF_MEMORY,
-                      fmt::format("an allocation of host memory failed; planned for this rank: {}", MemoryLine(memory)));
+    throw EngineError(v1::REASON_OUT_OF_MEMORY, fmt::format("an allocation of host memory failed; {}", after()));
   }
 }
 
@@ -150,7 +221,7 @@ std::unique_ptr<Communicator> MakeWorld(const Context& context, const std::strin
   return MakeGlooCommunicator(options);
 }
 
-int RunRank(const std::string& spec_path) {
+int RunRank(const std::string& spec_path, const ExitProcess& exit) {
   InstallStopHandler();
   v1::RankSpec spec;
   if (const absl::Status status = spool::ReadProto(spec_path, &spec); !status.ok()) {
@@ -160,19 +231,12 @@ int RunRank(const std::string& spec_path) {
   if (spec.threads() > 0) omp_set_num_threads(spec.threads());
   const spool::AttemptDirectory directory(spec.attempt_directory());
   std::unique_ptr<SpoolSink> sink;
-  v1::RankResult result = ResultOf([&] {
+  const auto end = [&](const v1::RankResult& result) { exit(WriteEnd(spec, directory, result, sink.get())); };
+  const v1::RankResult result = ResultOf([&] {
     if (spec.rank() == 0) sink = MakeSpoolSink(spec, directory.SpoolPath());
-    return spec.has_convert() ? RunConversion(spec, sink.get(), &g_stop) : Train(spec, sink.get());
+    return spec.has_convert() ? RunConversion(spec, sink.get(), &g_stop) : Train(spec, sink.get(), end);
   });
-  if (result.reason() != v1::REASON_COMPLETED) {
-    std::fprintf(stderr, "rank %d ends: %s: %s\n", spec.rank(), ReasonName(result.reason()).c_str(), result.detail().c_str());
-  }
-  if (sink != nullptr) sink->Finished(result);
-  if (const absl::Status status = spool::WriteProto(directory.ResultPath(spec.rank()), result); !status.ok()) {
-    std::fprintf(stderr, "mbrank: %s\n", std::string(status.message()).c_str());
-    return ExitCodeOf(v1::REASON_ENGINE_ERROR);
-  }
-  return ExitCodeOf(result.reason());
+  return WriteEnd(spec, directory, result, sink.get());
 }
 
 }  // namespace mbridge

@@ -16,8 +16,12 @@ namespace mbridge {
 // Set by SIGTERM: finish the iteration, save, end. Installs the handler.
 const std::atomic<bool>* InstallStopHandler();
 
+// Ends the process at once with an exit code, whatever its other threads do: std::_Exit.
+using ExitProcess = std::function<void(int code)>;
+
 // Reads the RankSpec, trains, writes rank-<r>.reason and returns the exit code. Errors go to standard error (the rank's log) too.
-int RunRank(const std::string& spec_path);
+// A rank of several whose training thread hangs does the same from its watchdog, with `exit` in place of the return.
+int RunRank(const std::string& spec_path, const ExitProcess& exit);
 
 // Exit code of a process that ended for this reason: 0 only for COMPLETED.
 int ExitCodeOf(v1::Reason reason);
@@ -30,9 +34,11 @@ RunIdentity MakeRunIdentity(const v1::RankSpec& spec);
 // Trains on plan.device, in `context` with kOperatorWorkspaceBytes, as rank spec.rank() of spec.world_size(), whose peers are met
 // in the folder `rendezvous`. Says what memory is planned and, on a GPU, what was in use at the end: through the sink, or where
 // there is none on standard output. Throws EngineError; OUT_OF_MEMORY names what was asked for, what there is and the plan,
-// before the start also the layouts that fit.
+// before the start also the layouts that fit. With several ranks a watchdog calls `end` from its thread where the training thread
+// does not end by itself (engine/core/watchdog.h); its time is dist.distributed_timeout_minutes, or MB_WATCHDOG_SECONDS of the
+// environment, for tests.
 v1::RankResult RunTraining(const v1::RankSpec& spec, const TrainingPlan& plan, const Context& context,
-                           const std::string& rendezvous, EventSink* sink);
+                           const std::string& rendezvous, EventSink* sink, const std::function<void(const v1::RankResult&)>& end);
 
 // One communicator over all ranks of a job, whose rendezvous files lie in `directory`: NCCL for a context on a GPU, else Gloo.
 // Throws EngineError.

@@ -53,7 +53,14 @@ class TerminalSink : public EventSink {
   std::ofstream metrics_;
 };
 
-v1::RankResult Train(const StandaloneOptions& options) {
+int SayEnd(const v1::RankResult& result) {
+  if (result.reason() != v1::REASON_COMPLETED) {
+    std::fprintf(stderr, "mbrank: %s: %s\n", ReasonName(result.reason()).c_str(), result.detail().c_str());
+  }
+  return ExitCodeOf(result.reason());
+}
+
+v1::RankResult Train(const StandaloneOptions& options, const ExitProcess& exit) {
   recipes::ResolveRequest request;
   request.recipe = options.recipe;
   if (!options.config_path.empty()) request.config_yaml = ValueOrThrow(spool::ReadFile(options.config_path));
@@ -81,20 +88,17 @@ v1::RankResult Train(const StandaloneOptions& options) {
     if (options.profile_operators) profile = std::make_unique<OperatorProfile>(context, MeasureLimits(context));
     sink = std::make_unique<TerminalSink>(options.metrics_path, resolved.config().logger().log_throughput(), profile.get());
   }
-  const v1::RankResult result = RunTraining(spec, plan, context, options.rendezvous_directory, sink.get());
+  const v1::RankResult result = RunTraining(spec, plan, context, options.rendezvous_directory, sink.get(),
+                                            [&exit](const v1::RankResult& end) { exit(SayEnd(end)); });
   if (profile != nullptr) std::printf("%s", profile->Table().c_str());
   return result;
 }
 
 }  // namespace
 
-int RunStandalone(const StandaloneOptions& options) {
+int RunStandalone(const StandaloneOptions& options, const ExitProcess& exit) {
   omp_set_num_threads(options.threads > 0 ? options.threads : std::max(1, omp_get_num_procs() / options.ranks));
-  const v1::RankResult result = ResultOf([&] { return Train(options); });
-  if (result.reason() != v1::REASON_COMPLETED) {
-    std::fprintf(stderr, "mbrank: %s: %s\n", ReasonName(result.reason()).c_str(), result.detail().c_str());
-  }
-  return ExitCodeOf(result.reason());
+  return SayEnd(ResultOf([&] { return Train(options, exit); }));
 }
 
 }  // namespace mbridge

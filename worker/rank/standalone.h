@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "worker/rank/rank_run.h"
+
 namespace mbridge {
 
 struct StandaloneOptions {
@@ -22,7 +24,7 @@ struct StandaloneOptions {
   bool profile_operators = false;    // Rank 0 prints where its time went; iterations are those of logger.log_interval.
 };
 
-// Prints Megatron-LM's lines; the exit code of the result's reason.
-int RunStandalone(const StandaloneOptions& options);
+// Prints Megatron-LM's lines; the exit code of the result's reason, through `exit` where the training thread hangs.
+int RunStandalone(const StandaloneOptions& options, const ExitProcess& exit);
 
 }  // namespace mbridge

@@ -4,6 +4,7 @@
 //   rank-<r>.proc    ProcessRecord, by the shim      events.spool     RankRecords of rank 0
 //   rank-<r>.exit    ExitRecord, by the shim         rdzv/            rendezvous keys, see rendezvous_directory.h
 //   rank-<r>.reason  RankResult, by the rank
+//   pulses           memory shared by the ranks, see engine/core/watchdog.h
 //   rank-<r>.stop    RankResult: why the agent stops the rank, written before its first signal
 #pragma once
 
@@ -23,6 +24,7 @@ class AttemptDirectory {
   std::string ResultPath(int rank) const { return RankPath(rank, "reason"); }
   std::string StopPath(int rank) const { return RankPath(rank, "stop"); }
   std::string LogPath(int rank) const { return RankPath(rank, "log"); }
+  std::string PulsePath() const { return path_ + "/pulses"; }
   std::string SpoolPath() const { return path_ + "/events.spool"; }
   std::string RendezvousPath() const { return path_ + "/rdzv"; }
 

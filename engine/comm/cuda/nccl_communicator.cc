@@ -11,6 +11,7 @@
 #include "engine/core/cuda/check.h"
 #include "engine/core/cuda/watch.h"
 #include "engine/core/device.h"
+#include "engine/core/watchdog.h"
 
 namespace mbridge::cuda {
 namespace {
@@ -34,6 +35,7 @@ class NcclCommunicator : public Communicator {
  public:
   explicit NcclCommunicator(const NcclOptions& options)
       : options_(options), stream_(static_cast<cudaStream_t>(options.context.stream)) {
+    const WaitNote note("connecting", options.group);
     FileStore store(options.directory, options.group, options.timeout_seconds);
     ncclUniqueId id;
     if (options.rank == 0) {
@@ -120,6 +122,7 @@ class NcclCommunicator : public Communicator {
       throw EngineError(v1::REASON_PEER_LOST,
                         fmt::format("{}: the group {} is broken since an earlier error", what, options_.group));
     }
+    NoteEnqueued(what, options_.group);
     if (input.device == DeviceType::kCuda) {
       Enqueued(enqueue(input.data, output.data), what);
       return;
@@ -130,13 +133,15 @@ class NcclCommunicator : public Communicator {
     char* const out = in + in_bytes;
     MB_CUDA(cudaMemcpyAsync(in, input.data, input.bytes(), cudaMemcpyHostToDevice, stream_));
     Enqueued(enqueue(in, out), what);
-    MB_CUDA(cudaMemcpyAsync(output.data, out, output.bytes(), cudaMemcpyDeviceToHost, stream_));
-    DeviceOf(DeviceType::kCuda).Synchronize(options_.context);
+    // Through the device: into pageable memory CUDA's own copy waits for the peers where no watch runs.
+    Device& device = DeviceOf(DeviceType::kCuda);
+    device.CopyToHost(options_.context, output.data, out, output.bytes());
+    device.Synchronize(options_.context);
   }
 
   void Stage(size_t bytes) {
     if (bytes <= staged_bytes_) return;
-    MB_CUDA(cudaStreamSynchronize(stream_));
+    DeviceOf(DeviceType::kCuda).Synchronize(options_.context);
     if (staging_ != nullptr) MB_CUDA(cudaFree(staging_));
     staging_ = nullptr;
     MB_CUDA(cudaMalloc(&staging_, bytes));
@@ -162,7 +167,7 @@ class NcclCommunicator : public Communicator {
       Check(ncclCommGetAsyncError(comm_, &state), what);
       if (state == ncclSuccess) return;
       if (state != ncclInProgress) Fail(v1::REASON_PEER_LOST, what, ncclGetErrorString(state));
-      if (Clock::now() > deadline) Fail(v1::REASON_COLLECTIVE_TIMEOUT, what, "peers did not join in time");
+      if (Clock::now() > deadline) Fail(v1::REASON_COLLECTIVE_TIMEOUT, what, NotWithinTime("peers did not join"));
       std::this_thread::yield();
     }
   }
@@ -174,9 +179,13 @@ class NcclCommunicator : public Communicator {
     Check(ncclCommGetAsyncError(comm_, &state), "collectives");
     if (state != ncclSuccess && state != ncclInProgress) Fail(v1::REASON_PEER_LOST, "collectives", ncclGetErrorString(state));
     if (waited > options_.timeout_seconds) {
-      Fail(v1::REASON_COLLECTIVE_TIMEOUT, "collectives",
-           fmt::format("the GPU has not finished within {} s: a peer died or stalls", options_.timeout_seconds));
+      Fail(v1::REASON_COLLECTIVE_TIMEOUT, "collectives", NotWithinTime("the GPU has not finished"));
     }
+  }
+
+  std::string NotWithinTime(const char* what) const {
+    const std::string late = LateRanks();
+    return fmt::format("{} within {} s: {}", what, options_.timeout_seconds, late.empty() ? "a peer died or stalls" : late);
   }
 
   void Check(ncclResult_t result, const char* what) {
@@ -187,10 +196,12 @@ class NcclCommunicator : public Communicator {
 
   [[noreturn]] void Fail(v1::Reason reason, const char* what, const std::string& why) {
     const std::string detail = comm_ == nullptr ? std::string() : ncclGetLastError(comm_);
+    const std::string text = fmt::format("{} in group {}, rank {} of {}: {}{}{}", what, options_.group, rank(), size(), why,
+                                         detail.empty() ? "" : ": ", detail);
+    NoteFault(reason, text);  // Before what may hang.
     if (comm_ != nullptr) ncclCommAbort(comm_);
     comm_ = nullptr;
-    throw EngineError(reason, fmt::format("{} in group {}, rank {} of {}: {}{}{}", what, options_.group, rank(), size(), why,
-                                          detail.empty() ? "" : ": ", detail));
+    throw EngineError(reason, text);
   }
 
   NcclOptions options_;

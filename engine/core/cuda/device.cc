@@ -1,6 +1,7 @@
 #include "engine/core/device.h"
 
 #include <chrono>
+#include <limits>
 #include <map>
 #include <thread>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "engine/core/cuda/check.h"
 #include "engine/core/cuda/watch.h"
 #include "engine/core/side_stream.h"
+#include "engine/core/watchdog.h"
 
 namespace mbridge::cuda {
 namespace {
@@ -17,6 +19,7 @@ cudaStream_t StreamOf(const Context& context) { return static_cast<cudaStream_t>
 // Asks `query` until the GPU is done; runs the watches meanwhile.
 template <class Query> void AwaitWatched(const Query& query) {
   const auto begin = std::chrono::steady_clock::now();
+  const WaitNote note;
   for (int64_t spin = 1;; ++spin) {
     const cudaError_t state = query();
     if (state == cudaSuccess) return;
@@ -145,6 +148,7 @@ class CudaDevice : public Device {
       return;
     }
     AwaitWatched([&] { return cudaStreamQuery(StreamOf(context)); });
+    NoteIdle();
   }
   void BeginRecording(const Context& context) override {
     MB_CUDA(cudaStreamBeginCapture(StreamOf(context), cudaStreamCaptureModeThreadLocal));
@@ -190,7 +194,17 @@ int AddWatch(std::function<void(double)> check) {
 void RemoveWatch(int key) { g_watches.erase(key); }
 
 void RunWatches(double waited_seconds) {
-  for (const auto& [key, check] : g_watches) check(waited_seconds);
+  try {
+    for (const auto& [key, check] : g_watches) check(waited_seconds);
+  } catch (...) {
+    // The kernel that hangs may belong to any of the groups: all give up, or the unwinding waits for it.
+    for (const auto& [key, check] : g_watches) {
+      try {
+        check(std::numeric_limits<double>::infinity());
+      } catch (const EngineError&) {}
+    }
+    throw;
+  }
 }
 
 bool HasWatches() { return !g_watches.empty(); }

@@ -1,0 +1,62 @@
+// Ends a rank that waits for its peers too long, wherever its training thread hangs: in a driver call, in a collective, or while
+// it unwinds after a fault.
+//
+// Communicators and devices note what the training thread does; a thread of the watchdog looks at that. The notes are thread-safe
+// and cost some ten nanoseconds, with or without a watchdog. At most one watchdog a process.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "mbridge/v1/reason.pb.h"
+
+namespace mbridge {
+
+// While it lives a thread waits: in a collective that returns when it is done, or for a device. `what` is a literal.
+class WaitNote {
+ public:
+  WaitNote();
+  WaitNote(const char* what, const std::string& group);
+  ~WaitNote();
+  WaitNote(const WaitNote&) = delete;
+  WaitNote& operator=(const WaitNote&) = delete;
+};
+// A collective is enqueued on a device: work that needs other ranks is under way until NoteIdle.
+void NoteEnqueued(const char* what, const std::string& group);
+// The device has done all that was enqueued.
+void NoteIdle();
+// A part of what is waited for is done.
+void NoteProgress();
+// The rank fails for this reason and unwinds; the first call counts.
+void NoteFault(v1::Reason reason, const std::string& detail);
+
+// Which ranks of this node keep the others waiting, as a clause: "rank 1 has not run for 60 s: it is stopped or lost". Empty
+// where that is not known, which includes every process without a watchdog.
+std::string LateRanks();
+
+struct WatchdogOptions {
+  double timeout_seconds = 600;  // Of work under way without any progress.
+  double grace_seconds = 10;     // Then for the training thread to end by itself; also after a fault.
+  int rank = 0;
+  int size = 1;
+  // A file of all ranks of this node, made by the first, in which each says that it lives and how far it is; empty: ranks know
+  // nothing of each other.
+  std::string pulse_path;
+  // Ends the process, from the watchdog's thread; called once.
+  std::function<void(v1::Reason reason, const std::string& detail)> end;
+};
+
+class Watchdog {
+ public:
+  explicit Watchdog(WatchdogOptions options);
+  ~Watchdog();
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mbridge
