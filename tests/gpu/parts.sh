@@ -347,7 +347,7 @@ memory() {
     service "$here/state-full"
     code=0
     ends_full full-in-the-middle "cannot allocate" "MiB are free" "planned for this rank" "take a layout that needs less" || code=1
-    run mbctl admin shutdown >/dev/null 2>&1
+    run mbctl admin shutdown --yes >/dev/null 2>&1
     exit "$code"
   ) || status=1
   exec 9>&-
@@ -559,7 +559,7 @@ for part in "$@"; do
   "$part"
   echo "== $part: $((SECONDS - begin)) s"
 done
-[ -z "${MBCTL_SERVER:-}" ] || run mbctl admin shutdown >/dev/null 2>&1
+[ -z "${MBCTL_SERVER:-}" ] || run mbctl admin shutdown --yes >/dev/null 2>&1
 # Machines that return few files: one archive in place of the logs.
 if [ -n "${MB_PACK_LOGS:-}" ]; then
   tar -C "$OUT" -czf "$here/logs.tar.gz" . && rm -rf "${OUT:?}"/* && mv "$here/logs.tar.gz" "$OUT/"
