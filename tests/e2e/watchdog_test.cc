@@ -38,7 +38,9 @@ void StopSecondRank(Service* service, Seconds limit) {
   EXPECT_THAT(job.detail(), testing::StartsWith("rank 1: ")) << job.detail();
   EXPECT_GE(steady_clock::now() - begin, std::chrono::seconds(5));
   for (const v1::RankEnd& end : job.attempts(0).rank_ends()) {
-    if (end.rank() == 0) EXPECT_THAT(end.detail(), testing::HasSubstr("rank 1 has not run for")) << end.detail();
+    if (end.rank() == 0) {
+      EXPECT_THAT(end.detail(), testing::HasSubstr("rank 1 has not run for"));
+    }
   }
   EXPECT_EQ(job.attempts(0).rank_ends_size(), 2);
   EXPECT_TRUE(service->NoneLeft("mbrank"));
