@@ -9,6 +9,7 @@
 
 #include "engine/core/device.h"
 #include "engine/core/error.h"
+#include "engine/core/side_stream.h"
 #include "engine/train/training_plan.h"
 #include "recipes/config/resolve.h"
 
@@ -43,6 +44,7 @@ class SmallGpu : public Device {
   void WaitFor(void*) override {}
   Context MakeContext(size_t) override { return {}; }
   void Synchronize(const Context&) override {}
+  std::unique_ptr<SideStream> MakeSideStream(const Context&, int) override { return nullptr; }
   void BeginRecording(const Context&) override { ThrowEngineError("no graphs"); }
   std::shared_ptr<void> EndRecording(const Context&) override { return nullptr; }
   void DropRecording(const Context&) override {}
