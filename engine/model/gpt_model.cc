@@ -388,6 +388,7 @@ void GptModel::Impl::Forward(const Step& step, const DeviceMicrobatch& batch) {
   Need(first_parameters[0]);
   Embed(step, batch);
   ScaleEmbeddings(step, a.layers[0].input);
+  OpenSum open;
   for (LayerGroup& group : a.groups) {
     if (step.training()) {
       group.default_stream = step.streams->default_stream;
@@ -396,11 +397,14 @@ void GptModel::Impl::Forward(const Step& step, const DeviceMicrobatch& batch) {
     for (int64_t i = group.begin; i < group.end; ++i) {
       const Tensor& output = i + 1 < config.num_layers ? a.layers[i + 1].input : a.last_hidden;
       Need(first_parameters[static_cast<size_t>(i) + 1]);
-      TransformerLayerForward(step, layers[i], weights, a.layer_scratch, &a.layers[i], output);
+      // The next such group's records lie in the memory of this one's.
+      const bool closed = group.again && i + 1 == group.end;
+      OpenSum* const leaving = closed ? nullptr : &open;
+      TransformerLayerForward(step, layers[i], weights, a.layer_scratch, &a.layers[i], output, std::exchange(open, {}), leaving);
     }
   }
   Need(parameter_count);
-  final_norm.Forward(step, weights, a.last_hidden, a.final_norm, a.normed);
+  final_norm.ForwardOfSum(step, weights, open, a.last_hidden, a.final_norm, a.normed);
 }
 
 // The activations of a group from the input of its first layer, dropout masks included.
@@ -409,9 +413,11 @@ void GptModel::Impl::Again(const Step& step, const LayerGroup& group) {
   const PhiloxStream default_stream = step.streams->default_stream, model_parallel = step.streams->model_parallel;
   step.streams->default_stream = group.default_stream;
   step.streams->model_parallel = group.model_parallel;
+  OpenSum open;
   for (int64_t i = group.begin; i < group.end; ++i) {
     TransformerLayerAgain(step, layers[i], weights, a.layer_scratch, a.layers[i],
-                          i + 1 < group.end ? a.layers[i + 1].input : Tensor());
+                          i + 1 < group.end ? a.layers[i + 1].input : Tensor(), std::exchange(open, {}),
+                          i + 1 < group.end ? &open : nullptr);
   }
   step.streams->default_stream = default_stream;
   step.streams->model_parallel = model_parallel;

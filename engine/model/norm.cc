@@ -11,6 +11,8 @@ NormOptions NormOptionsOf(const Step& step) {
           .precision = step.precision};
 }
 
+bool NormsTakeSums(const Step& step) { return step.config->normalization == NormKind::kRmsNorm; }
+
 NormRecord NormRecord::Allocate(Arena* arena, const Step& step) {
   const Shape rows{step.stream_length() * step.micro_batch_size};
   NormRecord record;
@@ -28,6 +30,14 @@ void Norm::Forward(const Step& step, const Weights& weights, const Tensor& x, co
   } else {
     LayerNormForward(step.context, x, weights.value(gamma), weights.value(beta), options, y, record.mean, record.rstd);
   }
+}
+
+void Norm::ForwardOfSum(const Step& step, const Weights& weights, const OpenSum& sum, const Tensor& x, const NormRecord& record,
+                        const Tensor& y, const Tensor& amax) const {
+  if (sum.added.empty()) return Forward(step, weights, x, record, y, amax);
+  NormOptions options = NormOptionsOf(step);
+  options.amax = amax;
+  AddRmsNormForward(step.context, sum.added, sum.residual, weights.value(gamma), options, x, y, record.rstd);
 }
 
 void Norm::Backward(const Step& step, const Weights& weights, const Tensor& dy, const Tensor& x, const NormRecord& record,

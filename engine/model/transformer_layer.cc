@@ -250,9 +250,10 @@ const Tensor& ProductOf(const Step& step, const BlockEnd& end, const LayerScratc
   return step.config->post_layernorm ? end.output : scratch.hidden_a;
 }
 
-// output = residual + dropout(multiplier post_norm(input W^T + bias)).
+// output = residual + dropout(multiplier post_norm(input W^T + bias)). A plain sum is left to the norm that follows where
+// `leaving` is given.
 void BlockEndForward(const Step& step, const BlockEnd& end, const Weights& weights, const LayerScratch& scratch,
-                     const Tensor& residual, const Tensor& output) {
+                     const Tensor& residual, const Tensor& output, OpenSum* leaving) {
   const GptConfig& c = *step.config;
   const Tensor& product = ProductOf(step, end, scratch);
   if (end.linear.weight >= 0) end.linear.Forward(step, weights, end.input, product, end.narrow_input);
@@ -260,8 +261,13 @@ void BlockEndForward(const Step& step, const BlockEnd& end, const Weights& weigh
   if (bias_apart) FinishLinear(step, weights, end.linear, product);
   if (c.post_layernorm) end.post_norm.Forward(step, weights, product, end.post_record, scratch.hidden_a);
   ScaleBy(step, end.multiplier, scratch.hidden_a);
-  BiasDropoutAddForward(step.context, scratch.hidden_a, bias_apart ? Tensor() : BiasOf(weights, end.linear), residual,
-                        DrawHiddenMask(step, end.keep), c.hidden_dropout, HiddenDropoutKind(c), step.precision, output);
+  const Tensor bias = bias_apart ? Tensor() : BiasOf(weights, end.linear), keep = DrawHiddenMask(step, end.keep);
+  if (leaving != nullptr && bias.empty() && keep.empty() && c.pre_layernorm && NormsTakeSums(step)) {
+    *leaving = {residual, scratch.hidden_a};
+    return;
+  }
+  BiasDropoutAddForward(step.context, scratch.hidden_a, bias, residual, keep, c.hidden_dropout, HiddenDropoutKind(c),
+                        step.precision, output);
 }
 
 // d_input from the residual stream's gradient. Returns the gradient of the block's last product: scratch.hidden_a, or `gradient`
@@ -368,9 +374,10 @@ bool NeedsProduct(const Step& step, const LayerParameters& p) {
 }
 
 void MixerBlockForward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
-                       LayerRecord* r, const Tensor& output) {
-  if (step.config->pre_layernorm)
-    p.input_norm.Forward(step, weights, r->input, r->input_norm, r->normed_input, MaximumOf(step, r->qkv_input));
+                       LayerRecord* r, const Tensor& output, const OpenSum& entering, OpenSum* leaving) {
+  if (step.config->pre_layernorm) {
+    p.input_norm.ForwardOfSum(step, weights, entering, r->input, r->input_norm, r->normed_input, MaximumOf(step, r->qkv_input));
+  }
   if (p.proj.weight >= 0) AttentionForward(step, p, weights, scratch, r);
   if (p.mamba.present()) MambaForward(step, p.mamba, weights, scratch.mamba, r->mamba, AttentionInput(step, *r));
   if (p.delta.present()) GatedDeltaForward(step, p.delta, weights, r->delta, AttentionInput(step, *r));
@@ -379,7 +386,7 @@ void MixerBlockForward(const Step& step, const LayerParameters& p, const Weights
     return;
   }
   if (HasBothMixers(p)) JoinMixers(step, p, weights, scratch, *r);
-  BlockEndForward(step, MixerEnd(step, p, *r), weights, scratch, r->input, output.empty() ? scratch.hidden_b : output);
+  BlockEndForward(step, MixerEnd(step, p, *r), weights, scratch, r->input, output.empty() ? scratch.hidden_b : output, leaving);
 }
 
 // Experts' record with other places for what is summed over microbatches.
@@ -391,9 +398,10 @@ MoeRecord WithoutSums(const MoeRecord& record, const LayerScratch& scratch) {
 }
 
 void MlpBlockForward(const Step& step, const LayerParameters& p, const Weights& weights, const LayerScratch& scratch,
-                     LayerRecord* r, const Tensor& output) {
-  if (step.config->pre_layernorm)
-    p.mlp_norm.Forward(step, weights, r->middle, r->mlp_norm, r->normed_middle, MaximumOf(step, r->fc1_input));
+                     LayerRecord* r, const Tensor& output, const OpenSum& entering, OpenSum* leaving) {
+  if (step.config->pre_layernorm) {
+    p.mlp_norm.ForwardOfSum(step, weights, entering, r->middle, r->mlp_norm, r->normed_middle, MaximumOf(step, r->fc1_input));
+  }
   if (p.moe.present()) {
     MoeForward(step, p.moe, weights, scratch.moe, r->moe, MlpInput(step, *r), ProductOf(step, MlpEnd(step, p, *r), scratch));
   } else {
@@ -404,7 +412,7 @@ void MlpBlockForward(const Step& step, const LayerParameters& p, const Weights& 
   if (output.empty() && !NeedsProduct(step, p)) {
     DrawHiddenMask(step, r->fc2_keep);
   } else {
-    BlockEndForward(step, MlpEnd(step, p, *r), weights, scratch, r->middle, output.empty() ? scratch.hidden_b : output);
+    BlockEndForward(step, MlpEnd(step, p, *r), weights, scratch, r->middle, output.empty() ? scratch.hidden_b : output, leaving);
   }
 }
 
@@ -701,18 +709,24 @@ LayerScratch LayerScratch::Allocate(Arena* arena, const Step& step, int threads)
 }
 
 void TransformerLayerForward(const Step& step, const LayerParameters& parameters, const Weights& weights,
-                             const LayerScratch& scratch, LayerRecord* record, const Tensor& output) {
+                             const LayerScratch& scratch, LayerRecord* record, const Tensor& output, const OpenSum& entering,
+                             OpenSum* leaving) {
+  OpenSum inside;
   if (!parameters.has_mixer) record->middle = record->input;
-  if (parameters.has_mixer)
-    MixerBlockForward(step, parameters, weights, scratch, record, parameters.has_mlp ? record->middle : output);
-  if (parameters.has_mlp) MlpBlockForward(step, parameters, weights, scratch, record, output);
+  if (parameters.has_mixer) {
+    MixerBlockForward(step, parameters, weights, scratch, record, parameters.has_mlp ? record->middle : output, entering,
+                      parameters.has_mlp ? &inside : leaving);
+  }
+  if (parameters.has_mlp)
+    MlpBlockForward(step, parameters, weights, scratch, record, output, parameters.has_mixer ? inside : entering, leaving);
 }
 
 void TransformerLayerAgain(const Step& step, const LayerParameters& parameters, const Weights& weights,
-                           const LayerScratch& scratch, const LayerRecord& record, const Tensor& output) {
+                           const LayerScratch& scratch, const LayerRecord& record, const Tensor& output, const OpenSum& entering,
+                           OpenSum* leaving) {
   LayerRecord again = record;
   again.moe = WithoutSums(record.moe, scratch);
-  TransformerLayerForward(step, parameters, weights, scratch, &again, output);
+  TransformerLayerForward(step, parameters, weights, scratch, &again, output, entering, leaving);
 }
 
 void TransformerLayerBackward(const Step& step, const LayerParameters& parameters, const Weights& weights,

@@ -87,9 +87,11 @@ struct LayerScratch {
 };
 
 // output [stream length, b, h] = layer(record->input). Draws the dropout masks in Megatron-LM's order if step.training(). Without
-// output: only what backward needs.
+// output: only what backward needs. `entering`: the sum that record->input still is. leaving: null, or set where output is left
+// as a sum, of tensors of this record and of the scratch.
 void TransformerLayerForward(const Step& step, const LayerParameters& parameters, const Weights& weights,
-                             const LayerScratch& scratch, LayerRecord* record, const Tensor& output);
+                             const LayerScratch& scratch, LayerRecord* record, const Tensor& output, const OpenSum& entering,
+                             OpenSum* leaving);
 
 // `gradient`: of the output on entry, of the input on return. Adds to the main gradients.
 void TransformerLayerBackward(const Step& step, const LayerParameters& parameters, const Weights& weights,
@@ -98,7 +100,8 @@ void TransformerLayerBackward(const Step& step, const LayerParameters& parameter
 // The same layer again, for backward: the record's tensors get the same bits if the streams of `step` stand where they stood.
 // What experts sum over microbatches stays as it is.
 void TransformerLayerAgain(const Step& step, const LayerParameters& parameters, const Weights& weights,
-                           const LayerScratch& scratch, const LayerRecord& record, const Tensor& output);
+                           const LayerScratch& scratch, const LayerRecord& record, const Tensor& output, const OpenSum& entering,
+                           OpenSum* leaving);
 
 // Where each maker of the residual stream's gradient takes its largest value, for the linear layer that it goes on to; empty if
 // nobody asks.

@@ -14,6 +14,11 @@ extern Op<void(const Context&, const Tensor& x, const Tensor& gamma, const NormO
                const Tensor& rstd)>
     RmsNormForward;
 
+// hidden = round(residual + x) and RmsNormForward of it. x, residual, hidden, y [rows, h]; hidden may be x or residual.
+extern Op<void(const Context&, const Tensor& x, const Tensor& residual, const Tensor& gamma, const NormOptions& options,
+               const Tensor& hidden, const Tensor& y, const Tensor& rstd)>
+    AddRmsNormForward;
+
 // dx = round(d_residual + round(r (t - n mean(t n)))) with t = dy g, n = x r; without d_residual (empty) the inner rounding
 // alone. dx may be dy or d_residual. gamma_grad [h] F32 gets the rounded sum of dy n over rows added.
 extern Op<void(const Context&, const Tensor& dy, const Tensor& x, const Tensor& gamma, const Tensor& rstd,

@@ -1,5 +1,6 @@
 #include "engine/ops/rms_norm.h"
 
+#include "engine/ops/dropout.h"
 #include "engine/ops/test_support.h"
 
 namespace mbridge {
@@ -200,6 +201,25 @@ TEST(QkNormTest, ForwardAndBackward) {
     for (QkNormScope scope : {QkNormScope::kHead, QkNormScope::kProjection}) {
       for (float offset : {0.0f, 1.0f}) CheckQkNorm(kind, scope, offset);
     }
+  }
+}
+
+TEST(RmsNormTest, OfASumGivesTheBitsOfAdditionAndNorm) {
+  for (const Kind& kind : test::kKinds) {
+    const auto random = [&](int seed) {
+      return Owned(kind.storage, {kRows, kWidth}, test::RandomValues(kRows * kWidth, seed, 2.0, kind.precision));
+    };
+    const Owned x = random(1), residual = random(2),
+                gamma(kind.storage, {kWidth}, test::RandomValues(kWidth, 3, 1.5, kind.precision));
+    const Owned sum(kind.storage, {kRows, kWidth}), y(kind.storage, {kRows, kWidth}), rstd(DType::kF32, {kRows});
+    const Owned fused_y(kind.storage, {kRows, kWidth}), fused_rstd(DType::kF32, {kRows});
+    const NormOptions options{kEpsilon, 1.0f, kind.precision};
+    BiasDropoutAddForward({}, x, {}, residual, {}, 0.0, DropoutKind::kCompiled, kind.precision, sum);
+    RmsNormForward({}, sum, gamma, options, y, rstd);
+    AddRmsNormForward({}, x, residual, gamma, options, residual, fused_y, fused_rstd);
+    EXPECT_EQ(residual.ToValues(), sum.ToValues());
+    EXPECT_EQ(fused_y.ToValues(), y.ToValues());
+    EXPECT_EQ(fused_rstd.ToValues(), rstd.ToValues());
   }
 }
 

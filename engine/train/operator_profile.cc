@@ -119,6 +119,7 @@ void SetHooks(DeviceType device, bool on) {
       ProfileOf<AddSinksToFlash>({"attention", "sinks forward", Work::kUnknown}),
       ProfileOf<FlashSinkGradients>({"attention", "sinks backward", Work::kUnknown}),
       ProfileOf<RmsNormForward>({"norms", "RMSNorm forward"}),
+      ProfileOf<AddRmsNormForward>({"norms", "residual addition and RMSNorm forward"}),
       ProfileOf<RmsNormBackward>({"norms", "RMSNorm backward"}),
       ProfileOf<LayerNormForward>({"norms", "LayerNorm forward"}),
       ProfileOf<LayerNormBackward>({"norms", "LayerNorm backward"}),

@@ -141,14 +141,17 @@ void BenchNorms(Bench* bench, bool rms, int64_t rows, int64_t h) {
       using T = __nv_bfloat16;
       bench->Report(Named(name, rows, h), 2 * bytes, [&](int i) {
         const Set& s = all[i % sets];
-        cuda::LaunchNormForward<T, false, kHold, kStages>(
+        cuda::LaunchNormForward<T, false, false, kHold, kStages>(
             context, {cuda::PointerOf<T>(s.x), cuda::PointerOf<T>(gamma), nullptr, rows, static_cast<int>(h), 1e-5f, 0.0f,
                       cuda::PointerOf<T>(s.y), nullptr, cuda::PointerOf<float>(s.rstd), nullptr});
       });
     };
     variant("rms_norm forward, 2 held, 2 stages", std::integral_constant<int, 2>(), std::integral_constant<int, 2>());
-    variant("rms_norm forward, 2 held, 3 stages", std::integral_constant<int, 2>(), std::integral_constant<int, 3>());
-    variant("rms_norm forward, 4 held, 3 stages", std::integral_constant<int, 4>(), std::integral_constant<int, 3>());
+    variant("rms_norm forward, 4 held, 2 stages", std::integral_constant<int, 4>(), std::integral_constant<int, 2>());
+    bench->Report(Named("residual + rms_norm forward", rows, h), 4 * bytes, [&](int i) {
+      const Set& s = all[i % sets];
+      AddRmsNormForward(context, s.x, s.residual, gamma, options, s.dy, s.y, s.rstd);
+    });
   }
   for (const Set& s : all) {  // Statistics of every set.
     rms ? RmsNormForward(context, s.x, gamma, options, s.y, s.rstd)

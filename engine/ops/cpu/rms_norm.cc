@@ -115,6 +115,19 @@ void ForwardCpu(const Context& context, const Tensor& x, const Tensor& gamma, co
   if (!options.amax.empty()) Fp8Amax.cpu(context, y, options.amax);
 }
 
+void AddForwardCpu(const Context& context, const Tensor& x, const Tensor& residual, const Tensor& gamma,
+                   const NormOptions& options, const Tensor& hidden, const Tensor& y, const Tensor& rstd) {
+  cpu::WithPrecision(x.dtype, options.precision, [&]<class P>(P) {
+    using T = typename P::Storage;
+    const T *added = x.as<T>(), *before = residual.as<T>();
+    T* sum = hidden.as<T>();
+    const int64_t count = x.size();
+#pragma omp parallel for simd schedule(static)
+    for (int64_t i = 0; i < count; ++i) sum[i] = P::Store(P::Load(before[i]) + P::Load(added[i]));
+  });
+  ForwardCpu(context, hidden, gamma, options, y, rstd);
+}
+
 void BackwardCpu(const Context& context, const Tensor& dy, const Tensor& x, const Tensor& gamma, const Tensor& rstd,
                  const Tensor& d_residual, const NormOptions& options, const Tensor& dx, const Tensor& gamma_grad) {
   const int64_t h = LastDimension(x), rows = x.size() / h;
@@ -283,6 +296,9 @@ void QkDotsCpu(const Context&, const Tensor& gradient, const Tensor& qkv, const 
 
 Op<void(const Context&, const Tensor&, const Tensor&, const NormOptions&, const Tensor&, const Tensor&)> RmsNormForward{
     &ForwardCpu};
+Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, const NormOptions&, const Tensor&, const Tensor&,
+        const Tensor&)>
+    AddRmsNormForward{&AddForwardCpu};
 Op<void(const Context&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const NormOptions&,
         const Tensor&, const Tensor&)>
     RmsNormBackward{&BackwardCpu};

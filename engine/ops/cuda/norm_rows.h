@@ -17,7 +17,22 @@ template <class T> struct NormForwardArgs {
   T* y;
   float *mean, *rstd;  // mean: layer norm only.
   float* amax;         // Null, or raised to the largest |y|.
+  const T* residual = nullptr;
+  T* hidden = nullptr;  // Where there is a residual: x + residual, which is normalised.
 };
+
+// residual + x, stored.
+template <class T, int kN>
+__device__ __forceinline__ Pack<T, kN> StoreSum(const Pack<T, kN>& x, const Pack<T, kN>& residual, T* to) {
+  float values[kN], before[kN];
+  Unpack(x, values);
+  Unpack(residual, before);
+#pragma unroll
+  for (int i = 0; i < kN; ++i) values[i] += before[i];
+  const Pack<T, kN> sum = MakePack<T, kN>(values);
+  StorePack(to, sum);
+  return sum;
+}
 
 // Two sums over the `threads` that share a row and, unless they are the whole block, barrier 1 + `group`; one barrier. `shared`
 // holds a pair for each of their warps and must be another one at the next call.
@@ -68,7 +83,7 @@ __device__ __forceinline__ float SumOf(const Held<T, kHold>& in, int first, int 
 }
 
 // A warp a row.
-template <class T, bool kLayer, int kHold>
+template <class T, bool kLayer, bool kAdd, int kHold>
 __global__ void __launch_bounds__(256) NormForwardWarpKernel(const NormForwardArgs<T> a) {
   constexpr int kN = kVectorSize<T>;
   const int lane = threadIdx.x % 32, vectors = a.h / kN;
@@ -78,6 +93,17 @@ __global__ void __launch_bounds__(256) NormForwardWarpKernel(const NormForwardAr
 #pragma unroll
   for (int k = 0; k < kHold; ++k) {
     if (lane + k * 32 < vectors) in[k] = LoadPack<kN>(a.x + row * a.h + (lane + k * 32) * kN);
+  }
+  if constexpr (kAdd) {
+    Pack<T, kN> residual[kHold];
+#pragma unroll
+    for (int k = 0; k < kHold; ++k) {
+      if (lane + k * 32 < vectors) residual[k] = LoadPack<kN>(a.residual + row * a.h + (lane + k * 32) * kN);
+    }
+#pragma unroll
+    for (int k = 0; k < kHold; ++k) {
+      if (lane + k * 32 < vectors) in[k] = StoreSum(in[k], residual[k], a.hidden + row * a.h + (lane + k * 32) * kN);
+    }
   }
   const float mean = kLayer ? WarpSum(SumOf<T, kHold>(in, lane, 32, vectors)) / static_cast<float>(a.h) : 0.0f;
   const float squares = WarpSum(SquaresOf<T, kHold>(in, mean, lane, 32, vectors));
@@ -107,10 +133,10 @@ __global__ void __launch_bounds__(256) NormForwardWarpKernel(const NormForwardAr
 
 // Blocks walk over rows, the last first, since the operator before left those in the L2 cache. A row at a time, while the next
 // are on their way into the ring; a thread reads only what it copied itself.
-template <class T, bool kLayer, int kHold, int kStages>
+template <class T, bool kLayer, bool kAdd, int kHold, int kStages>
 __global__ void __launch_bounds__(1024) NormForwardRowsKernel(const NormForwardArgs<T> a) {
-  constexpr int kN = kVectorSize<T>;
-  extern __shared__ uint4 ring[];  // [kStages, kHold, threads]
+  constexpr int kN = kVectorSize<T>, kHeld = kAdd ? 2 * kHold : kHold;
+  extern __shared__ uint4 ring[];  // [kStages, kHeld, threads]: x, then the residual.
   __shared__ float2 shared[2][32];
   const int thread = threadIdx.x, threads = blockDim.x, vectors = a.h / kN;
   Pack<T, kN> gamma[kHold], beta[kLayer ? kHold : 1];
@@ -125,7 +151,10 @@ __global__ void __launch_bounds__(1024) NormForwardRowsKernel(const NormForwardA
 #pragma unroll
       for (int k = 0; k < kHold; ++k) {
         const int vector = thread + k * threads;
-        if (vector < vectors) CopyAsync16(&ring[slot * kHold * threads + vector], a.x + row * a.h + vector * kN);
+        if (vector >= vectors) continue;
+        uint4* const to = ring + slot * kHeld * threads + vector;
+        CopyAsync16(to, a.x + row * a.h + vector * kN);
+        if constexpr (kAdd) CopyAsync16(to + kHold * threads, a.residual + row * a.h + vector * kN);
       }
     }
     CommitCopies();
@@ -141,7 +170,15 @@ __global__ void __launch_bounds__(1024) NormForwardRowsKernel(const NormForwardA
     WaitForCopies<kStages - 1>();
     Pack<T, kN> in[kHold];
 #pragma unroll
-    for (int k = 0; k < kHold; ++k) in[k].units[0] = ring[(slot * kHold + k) * threads + thread];
+    for (int k = 0; k < kHold; ++k) {
+      const int vector = thread + k * threads;
+      in[k].units[0] = ring[slot * kHeld * threads + vector];
+      if constexpr (kAdd) {
+        Pack<T, kN> residual;
+        residual.units[0] = ring[(slot * kHeld + kHold) * threads + vector];
+        if (vector < vectors) in[k] = StoreSum(in[k], residual, a.hidden + row * a.h + vector * kN);
+      }
+    }
     slot = slot + 1 == kStages ? 0 : slot + 1;
     float mean = 0.0f;
     if constexpr (kLayer) {
@@ -181,6 +218,11 @@ template <class T, bool kLayer> __global__ void __launch_bounds__(256) NormForwa
   __shared__ float shared[32];
   const int64_t row = blockIdx.x;
   const T* x = a.x + row * a.h;
+  if (a.residual != nullptr) {  // A thread reads below what it writes here.
+    T* const hidden = a.hidden + row * a.h;
+    for (int j = threadIdx.x; j < a.h; j += blockDim.x) hidden[j] = Narrow<T>(Widen(a.residual[row * a.h + j]) + Widen(x[j]));
+    x = hidden;
+  }
   float mean = 0.0f;
   if constexpr (kLayer) {
     float sum = 0.0f;
@@ -228,23 +270,24 @@ inline unsigned ThreadsFor(int64_t vectors, int hold) {
   return static_cast<unsigned>(((vectors + hold - 1) / hold + 31) / 32 * 32);
 }
 
-template <class T, bool kLayer, int kHold = kLayer ? 2 : 4, int kStages = 2>
+// kHold decides the order of the sums: the same with and without residual.
+template <class T, bool kLayer, bool kAdd = false, int kHold = 2, int kStages = kAdd ? 2 : 3>
 void LaunchNormForward(const Context& context, const NormForwardArgs<T>& a) {
   if (a.rows == 0) return;
   const cudaStream_t stream = StreamOf(context);
   const int64_t vectors = a.h / kVectorSize<T>;
-  const bool aligned = a.h % kVectorSize<T> == 0 && AreAligned16(a.x, a.gamma, a.beta, a.y);
+  const bool aligned = a.h % kVectorSize<T> == 0 && AreAligned16(a.x, a.gamma, a.beta, a.y, a.residual, a.hidden);
   if (a.rows > INT32_MAX) ThrowEngineError("norm over {} rows", a.rows);
   const auto rows = static_cast<unsigned>(a.rows);
   bool done = aligned && WithWarpHold(vectors, [&]<int kLanes>(std::integral_constant<int, kLanes>) {
-                NormForwardWarpKernel<T, kLayer, kLanes><<<(rows + 7) / 8, 256, 0, stream>>>(a);
+                NormForwardWarpKernel<T, kLayer, kAdd, kLanes><<<(rows + 7) / 8, 256, 0, stream>>>(a);
               });
   if (!done && aligned && vectors <= 1024 * kHold) {
     // 1024 threads in a multiprocessor, in up to 16 blocks.
     const unsigned threads = ThreadsFor(vectors, kHold),
                    blocks = std::min(rows, kMultiprocessors * std::clamp(1024 / threads, 1u, 16u));
-    const int64_t shared = int64_t{16} * kStages * kHold * threads;
-    auto* const kernel = &NormForwardRowsKernel<T, kLayer, kHold, kStages>;
+    const int64_t shared = int64_t{16} * kStages * (kAdd ? 2 : 1) * kHold * threads;
+    auto* const kernel = &NormForwardRowsKernel<T, kLayer, kAdd, kHold, kStages>;
     AllowShared(kernel, shared);
     kernel<<<blocks, threads, static_cast<size_t>(shared), stream>>>(a);
     done = true;

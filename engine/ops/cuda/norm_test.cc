@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "engine/ops/cuda/twin_test.h"
+#include "engine/ops/dropout.h"
 #include "engine/ops/gradient_sums.h"
 #include "engine/ops/layer_norm.h"
 #include "engine/ops/rms_norm.h"
@@ -140,6 +141,34 @@ TEST(RmsNormCuda, BackwardMatchesTheCpuTwin) {
 TEST(RmsNormCuda, SmallBackward) {
   MB_NEEDS_GPU();
   CheckRmsNormBackward(Gpu(), kSmallShapes);
+}
+
+TEST(RmsNormCuda, OfASumGivesTheBitsOfAdditionAndNorm) {
+  MB_NEEDS_GPU();
+  const Gpu gpu;
+  for (const DType dtype : kGpuTypes) {
+    for (const auto& [rows, h] :
+         {RowShape{3, 7}, {9, 96}, {17, 768}, {5, 1032}, {700, 2048}, {9, 3072}, {300, 8192}, {2, 16384}, {2, 40008}}) {
+      SCOPED_TRACE(testing::Message() << NameOf(dtype) << " " << rows << " " << h);
+      const auto random = [&, &rows = rows, &h = h](uint32_t seed) {
+        return Owned(dtype, {rows, h}, RandomValues(rows * h, seed, 1.0, dtype));
+      };
+      const OnGpu x(random(1)), residual(random(2)), gamma(dtype, {h}, RandomValues(h, 3)), sum(dtype, {rows, h}),
+          y(dtype, {rows, h});
+      const OnGpu fused_y(dtype, {rows, h}), rstd(DType::kF32, {rows}), fused_rstd(DType::kF32, {rows});
+      const OnGpu amax(Owned(DType::kF32, {1})), fused_amax(Owned(DType::kF32, {1}));
+      NormOptions options = OptionsFor(dtype);
+      BiasDropoutAddForward(gpu, x, {}, residual, {}, 0.0, DropoutKind::kCompiled, dtype, sum);
+      options.amax = amax;
+      RmsNormForward(gpu, sum, gamma, options, y, rstd);
+      options.amax = fused_amax;
+      AddRmsNormForward(gpu, x, residual, gamma, options, residual, fused_y, fused_rstd);
+      EXPECT_EQ(residual.ToValues(), sum.ToValues());
+      EXPECT_EQ(fused_rstd.ToValues(), rstd.ToValues());
+      EXPECT_EQ(fused_y.ToValues(), y.ToValues());
+      EXPECT_EQ(fused_amax.ToValues(), amax.ToValues());
+    }
+  }
 }
 
 // Rows that repeat every 64 on a block's long way over them: each repetition gives the bits of the first.

@@ -72,6 +72,7 @@ TEST(CudaRegistration, OperatorsHaveCudaTwins) {
   EXPECT_NE(AddLossSums.cuda, nullptr);
   EXPECT_NE(DrawNormal.cuda, nullptr);
   EXPECT_NE(RmsNormForward.cuda, nullptr);
+  EXPECT_NE(AddRmsNormForward.cuda, nullptr);
   EXPECT_NE(RmsNormBackward.cuda, nullptr);
   EXPECT_NE(QkNormForward.cuda, nullptr);
   EXPECT_NE(QkNormBackward.cuda, nullptr);
