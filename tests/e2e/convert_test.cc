@@ -22,6 +22,16 @@ class ConvertTest : public testing::Test {
     return service_.Mbctl({"convert", "import", "--hf", Fixture(name).string(), "--to", to, "--wait"});
   }
 
+  // Checkpoints that megatron-core wrote.
+  static std::string Megatron(const std::string& name) {
+    return (std::filesystem::path(MB_BINARY_DIR) / "fixtures" / "megatron" / name).string();
+  }
+  static Arguments ImportMegatron(const std::string& source, const std::string& to, const Arguments& more = {"--wait"}) {
+    Arguments arguments = {"convert", "import", "--megatron", source, "--to", to};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  }
+
   Service service_;
 };
 
@@ -173,6 +183,116 @@ TEST_F(ConvertTest, RefusalsAndPlans) {
   EXPECT_THAT(outside, Exited(2));
   EXPECT_THAT(outside.err, HasSubstr("roots"));
   EXPECT_THAT(service_.Mbctl({"convert", "export", "--from", "base@7", "--hf", "/etc/model", "--wait"}), Exited(3));
+}
+
+TEST_F(ConvertTest, MegatronImportTrainExport) {
+  const CommandResult listed = service_.Mbctl({"convert", "inspect", "--megatron", Megatron("llama/torch")});
+  EXPECT_THAT(listed, Exited(0)) << listed.err;
+  EXPECT_THAT(listed.out, HasSubstr("-> decoder.layers.3.mlp.linear_fc1.weight"));
+  const CommandResult planned = service_.Mbctl(ImportMegatron(Megatron("llama/torch_dist"), "base", {"--dry-run"}));
+  EXPECT_THAT(planned, Exited(0)) << planned.err;
+  EXPECT_THAT(planned.out, HasSubstr("gpt (Megatron-LM, torch_dist)"));
+  EXPECT_THAT(service_.Checkpoints("base"), IsEmpty());
+
+  const CommandResult import = service_.Mbctl(ImportMegatron(Megatron("llama/torch_dist"), "base"));
+  ASSERT_THAT(import, Exited(0)) << import.err;
+  const auto imported = service_.Checkpoints("base");
+  ASSERT_THAT(imported, SizeIs(1));
+  EXPECT_EQ(imported[0].checkpoint_id(), "base@0");
+  EXPECT_TRUE(SoundEvents(service_.Events(imported[0].job_id())));
+  EXPECT_THAT(service_.Mbctl({"logs", imported[0].job_id()}).out, HasSubstr("import: 27 of 27 tensors"));
+  for (const char* layout : {"llama/torch_dist", "llama/torch"})
+    EXPECT_THAT(service_.Mbctl({"convert", "verify", "--from", "base@0", "--megatron", Megatron(layout), "--wait"}), Exited(0));
+
+  // An import says all of the model, so that an export has the arguments of the first training again.
+  const auto runs = std::filesystem::path(imported[0].path()).parent_path().parent_path().parent_path();
+  const std::string unchanged = (runs / "base-megatron").string(), target = (runs / "tuned-megatron").string();
+  ASSERT_THAT(service_.Mbctl({"convert", "export", "--from", "base@0", "--megatron", unchanged, "--wait"}), Exited(0));
+  constexpr char kTrue = '\x88';
+  EXPECT_THAT(ReadFile(unchanged + "/release/common.pt"), HasSubstr(std::string("bias_swiglu_fusion") + kTrue));
+
+  const Arguments model = {"--name",
+                           "tuned",
+                           "--start",
+                           "fork",
+                           "--from",
+                           "base@0",
+                           "--weights-only",
+                           "model.num_layers=4",
+                           "model.hidden_size=32",
+                           "model.num_attention_heads=4",
+                           "model.num_query_groups=2",
+                           "model.ffn_hidden_size=48",
+                           "model.normalization=RMSNorm",
+                           "model.gated_linear_unit=true",
+                           "model.activation_func=silu",
+                           "model.add_bias_linear=false",
+                           "model.position_embedding_type=rope",
+                           "model.share_embeddings_and_output_weights=false",
+                           "model.make_vocab_size_divisible_by=64",
+                           "tokenizer.vocab_size=60"};
+  const v1::Job trained = service_.WaitForEnd(service_.Submit(TinyJob(2, model)));
+  ASSERT_EQ(trained.state(), v1::JOB_STATE_SUCCEEDED) << trained.detail();
+  const CommandResult exported = service_.Mbctl({"convert", "export", "--from", "tuned@2", "--megatron", target, "--wait"});
+  ASSERT_THAT(exported, Exited(0)) << exported.err;
+  EXPECT_EQ(ReadFile(target + "/latest_checkpointed_iteration.txt"), "2");
+  EXPECT_THAT(service_.Mbctl({"convert", "verify", "--from", "base@0", "--megatron", target, "--wait"}), Exited(1))
+      << "the trained weights are others";
+  // The optimizer's state is not a part of it: what comes back are the weights, and they are the same.
+  const CommandResult again = service_.Mbctl(ImportMegatron(target, "again"));
+  ASSERT_THAT(again, Exited(0)) << again.err;
+  EXPECT_THAT(service_.Mbctl({"convert", "verify", "--from", "tuned@2", "--megatron", target, "--wait"}), Exited(0));
+}
+
+TEST_F(ConvertTest, MegatronImportStopsAndGoesOn) {
+  Service slow(Service::Options{.environment = {{"MB_FAILPOINTS", "checkpoint.tensor=sleep:200"}}});
+  ASSERT_TRUE(slow.Start()) << slow.log_text();
+  const CommandResult started = slow.Mbctl(ImportMegatron(Megatron("llama/torch"), "base", {}));
+  ASSERT_THAT(started, Exited(0)) << started.err;
+  const std::string id = started.out.substr(0, started.out.find('\n'));
+  ASSERT_TRUE(WaitUntil(
+      [&] {
+        return slow.Mbctl({"logs", id}).out.find("import: 0 of 27 tensors") != std::string::npos;
+      },
+      Seconds(30)));
+  ASSERT_THAT(slow.Mbctl({"cancel", id}), Exited(0));
+  const v1::Job job = slow.WaitForEnd(id);
+  EXPECT_EQ(job.state(), v1::JOB_STATE_CANCELLED) << job.detail();
+  EXPECT_EQ(job.reason(), v1::REASON_CANCELLED_BY_USER);
+  EXPECT_THAT(slow.Checkpoints("base"), IsEmpty());
+  EXPECT_TRUE(slow.NoneLeft("mbrank"));
+  const CommandResult again = slow.Mbctl(ImportMegatron(Megatron("llama/torch"), "base"));
+  EXPECT_THAT(again, Exited(0)) << again.err;
+  EXPECT_THAT(slow.Checkpoints("base"), SizeIs(1));
+}
+
+TEST_F(ConvertTest, MegatronRefusals) {
+  const std::string nothing = (service_.directory() / "nothing").string();
+  const CommandResult missing = service_.Mbctl(ImportMegatron(nothing, "base"));
+  EXPECT_THAT(missing, Exited(2));
+  EXPECT_THAT(missing.err, HasSubstr("latest_checkpointed_iteration.txt"));
+  EXPECT_THAT(missing.err, HasSubstr("spec.convert.megatron"));
+
+  ASSERT_THAT(service_.Mbctl(ImportMegatron(Megatron("gpt/torch_dist"), "base")), Exited(0));
+  EXPECT_THAT(service_.Mbctl(ImportMegatron(Megatron("gpt/torch_dist"), "base")), Exited(8)) << "the run has a checkpoint";
+  const CommandResult outside = service_.Mbctl({"convert", "export", "--from", "base@0", "--megatron", "/etc/model", "--wait"});
+  EXPECT_THAT(outside, Exited(2));
+  EXPECT_THAT(outside.err, HasSubstr("roots"));
+
+  Service rooted(Service::Options{.extra_arguments = {"--data-root", Megatron("gpt")}});
+  ASSERT_TRUE(rooted.Start()) << rooted.log_text();
+  EXPECT_THAT(rooted.Mbctl(ImportMegatron(Megatron("gpt/torch_dist"), "inside")), Exited(0));
+  const CommandResult other = rooted.Mbctl(ImportMegatron(Megatron("llama/torch_dist"), "outside"));
+  EXPECT_THAT(other, Exited(2));
+  EXPECT_THAT(other.err, HasSubstr("spec.convert.megatron"));
+  EXPECT_THAT(other.err, HasSubstr("roots"));
+  // A link inside a root that leads out of it: the node refuses what the coordinator cannot see.
+  const std::filesystem::path runs = rooted.state_directory() / "runs";
+  std::filesystem::create_directories(runs);
+  std::filesystem::create_directory_symlink(Megatron("llama/torch_dist"), runs / "link");
+  const CommandResult linked = rooted.Mbctl(ImportMegatron((runs / "link").string(), "linked"));
+  EXPECT_THAT(linked, Exited(2));
+  EXPECT_THAT(linked.err, HasSubstr("roots"));
 }
 
 }  // namespace
