@@ -165,8 +165,10 @@ families() {
   verdict families "$status"
 }
 
+# KERNELS: names of the benchmarks; all of them by default.
 kernels() {
-  for bench in "$here"/tests/cuda_*_bench; do
+  local bench
+  for bench in "$here"/tests/${KERNELS:-cuda_*_bench}; do
     local status=0
     run "$bench" 2>&1 | tee "$OUT/$(basename "$bench").log" || status=$?
     verdict "$(basename "$bench")" "$status"
@@ -400,8 +402,10 @@ qwen_half=(model.num_layers=24 model.hidden_size=896 model.num_attention_heads=1
   scheduler.lr_warmup_iters=1 optimizer.use_precision_aware_optimizer=true optimizer.exp_avg_dtype=bf16
   optimizer.exp_avg_sq_dtype=bf16)
 
+train1b() { bench 1b llama32_1b_pretrain_config 1 "${long[@]}" "${ten[@]}" train.global_batch_size=8; }
+
 train() {
-  bench 1b llama32_1b_pretrain_config 1 "${long[@]}" "${ten[@]}" train.global_batch_size=8
+  train1b
   bench gpt2-124m vanilla_gpt_pretrain_config 1 "${gpt2[@]}" "${no_dropout[@]}"
   bench correlation vanilla_gpt_megatron_lm_config 1 "${correlation[@]}" "${no_dropout[@]}"
   bench qwen25-0.5b llama32_1b_pretrain_config 1 "${qwen_half[@]}" "${ten[@]}"
@@ -481,7 +485,7 @@ qwen8b() {
     tokenizer.tokenizer_type=NullTokenizer tokenizer.tokenizer_model=null tokenizer.vocab_size=151936
 }
 
-# Experts and latent attention: DeepSeek-V2-Lite's shape, of as many layers as one GPU holds, then whole on two.
+# Experts and latent attention: DeepSeek-V2-Lite's shape, of twelve layers on one GPU, then whole on two.
 deepseek=(model.expert_model_parallel_size=1 train.micro_batch_size=1 model.vocab_size=102400)
 moe() {
   bench moe deepseek_v2_lite_pretrain_config 1 "${six[@]}" "${deepseek[@]}" "${narrow_optimizer[@]}" model.num_layers=12 \
@@ -489,9 +493,6 @@ moe() {
     model.recompute_granularity=null model.recompute_method=null model.recompute_num_layers=null
 }
 moe2() {
-  bench moe-tp2 deepseek_v2_lite_pretrain_config 2 "${six[@]}" "${deepseek[@]}" "${narrow_optimizer[@]}" \
-    train.global_batch_size=8 model.tensor_model_parallel_size=2 model.sequence_parallel=true \
-    model.recompute_granularity=null model.recompute_method=null model.recompute_num_layers=null
   bench moe-dp2 deepseek_v2_lite_pretrain_config 2 "${six[@]}" "${deepseek[@]}" "${narrow_optimizer[@]}" \
     train.global_batch_size=16 ddp.use_distributed_optimizer=true
 }

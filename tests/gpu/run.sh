@@ -19,7 +19,7 @@
 #     train    step times of the benchmark rows beside PyTorch  (1 GPU, ~6 min)
 #     qwen8b   Qwen3-8B on one GPU                      (1 GPU, ~3 min)
 #     moe      DeepSeek-V2-Lite, 12 layers              (1 GPU, ~2 min)
-#     moe2     DeepSeek-V2-Lite whole: tp2, dp2         (2 GPUs, ~6 min)
+#     moe2     DeepSeek-V2-Lite whole on two GPUs         (2 GPUs, ~1 min)
 #     profile  where the time of a 1B and an 8B step goes      (1 GPU, ~3 min)
 #     profile_moe the same of DeepSeek-V2-Lite, 12 layers      (1 GPU, ~1 min)
 #     tuning   first suggestions and timed products, in turn    (1 GPU, ~3 min)

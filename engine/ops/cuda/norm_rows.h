@@ -271,7 +271,7 @@ inline unsigned ThreadsFor(int64_t vectors, int hold) {
 }
 
 // kHold decides the order of the sums: the same with and without residual.
-template <class T, bool kLayer, bool kAdd = false, int kHold = 2, int kStages = kAdd ? 2 : 3>
+template <class T, bool kLayer, bool kAdd = false, int kHold = 2, int kStages = 2>
 void LaunchNormForward(const Context& context, const NormForwardArgs<T>& a) {
   if (a.rows == 0) return;
   const cudaStream_t stream = StreamOf(context);
