@@ -230,7 +230,13 @@ void ReadLatent(Reader& reader, GptConfig* config) {
   if (!config->qk_layernorm) reader.Fault("qk_layernorm", "is false with multi_latent_attention");
   config->qk_layernorm = false;  // The norms of the latent vectors are part of the attention.
   const double factor = reader.Real("rotary_scaling_factor", 1.0);
-  if (reader.Text("rope_type", "yarn") != "yarn" || factor <= 1) return;
+  if (factor <= 1) return;
+  if (reader.Text("rope_type", "yarn") != "yarn") {
+    // Megatron-Core scales the scores by both, whichever positions there are.
+    if (reader.Real("mscale_all_dim", 0) != 0)
+      reader.Fault("mscale_all_dim", "is set with rotary_scaling_factor, but rope_type is not yarn");
+    return;
+  }
   config->rope_original_length = 4096;
   reader.Take(kYarnArguments, config);
   const auto scale = [&](double mscale) { return 0.1 * mscale * std::log(factor) + 1.0; };
