@@ -13,6 +13,7 @@
 #include "client/mbctl/submit.h"
 #include "proto/rpc/version.h"
 #include "recipes/config/schema.h"
+#include "recipes/config/word_option.h"
 
 namespace mbridge::mbctl {
 namespace {
@@ -33,7 +34,7 @@ void AddGlobalOptions(CLI::App* app, Session* session) {
   client::ConnectionFlags* connection = &session->connection;
   const char* group = "Global options";
   app->add_option("-o,--output", session->format, "table, json, yaml or name")
-      ->check(CLI::IsMember({"table", "json", "yaml", "name"}))
+      ->check(recipes::OneOf({"table", "json", "yaml", "name"}))
       ->group(group);
   app->add_option("--server", connection->server, "Coordinator: HOST:PORT or unix:/path")->type_name("ADDRESS")->group(group);
   app->add_option("--context", connection->context, "Context of ~/.config/mbctl/config.yaml")->group(group);
@@ -56,8 +57,7 @@ std::string Explain(const CLI::ParseError& error, const CLI::App& root, const CL
   if (level.get_require_subcommand_min() == 0 || words.empty()) return error.what();
   std::vector<std::string> names;
   for (const CLI::App* child : level.get_subcommands([](const CLI::App*) { return true; })) names.push_back(child->get_name());
-  const std::string near = recipes::NearestWord(words.front(), names);
-  return fmt::format("there is no command '{}'{}", words.front(), near.empty() ? "" : fmt::format("; did you mean {}?", near));
+  return fmt::format("there is no command '{}'{}", words.front(), recipes::DidYouMean(words.front(), names));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "client/mbctl/model_recipe.h"
 #include "client/mbctl/output.h"
 #include "client/mbctl/session.h"
+#include "recipes/config/word_option.h"
 
 namespace mbridge::mbctl {
 namespace {
@@ -80,7 +81,7 @@ void AddCommonFlags(CLI::App* command, ConvertFlags* flags) {
 
 void AddType(CLI::App* command, std::string* dtype) {
   command->add_option("--dtype", *dtype, "Type of the floating-point tensors; default: as in the source")
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+      ->check(recipes::OneOf({"fp32", "bf16", "fp16"}));
 }
 
 // What the options of one command fill; protobuf strings cannot be bound to options.

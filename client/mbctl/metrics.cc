@@ -15,6 +15,7 @@
 #include "client/mbctl/output.h"
 #include "client/mbctl/plot.h"
 #include "client/mbctl/session.h"
+#include "recipes/config/word_option.h"
 
 namespace mbridge::mbctl {
 namespace {
@@ -163,7 +164,7 @@ void AddMetrics(CLI::App* app, Session* session) {
   command->add_flag("-f,--follow", flags->follow, "Go on until the job has ended; the exit code is the job's");
   command->add_flag("--plot", flags->plot, "Draw it in the terminal");
   command->add_option("--y", flags->y, "What to draw")
-      ->check(CLI::IsMember({"loss", "grad-norm", "learning-rate", "tokens-per-second"}))
+      ->check(recipes::OneOf({"loss", "grad-norm", "learning-rate", "tokens-per-second"}))
       ->capture_default_str();
   auto* attempt = command->add_option("--attempt", flags->attempt, "Points of this attempt only")->check(CLI::PositiveNumber);
   command

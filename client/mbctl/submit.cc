@@ -18,6 +18,7 @@
 #include "proto/rpc/status_details.h"
 #include "recipes/config/resolve.h"
 #include "recipes/config/text_form.h"
+#include "recipes/config/word_option.h"
 
 namespace mbridge::mbctl {
 namespace {
@@ -254,7 +255,7 @@ void AddSubmit(CLI::App* app, Session* session) {
       ->type_name("DIR");
   command->add_option("-n,--name", flags->name, "Run name; without it each job gets a fresh one");
   command->add_option("--start", flags->start, "fresh, resume (same run, from its newest or --from checkpoint) or fork (new run)")
-      ->check(CLI::IsMember({"fresh", "resume", "fork"}));
+      ->check(recipes::OneOf({"fresh", "resume", "fork"}));
   command->add_option("--from", flags->from, "Checkpoint id, RUN@STEP")->type_name("CKPT");
   command->add_flag("--weights-only", flags->weights_only, "With --start fork: optimizer, schedule and data start anew");
   command->add_flag("--local", flags->local, "With --dry-run: resolve in mbctl, ask no coordinator");

@@ -95,11 +95,37 @@ void ForgetUnusedScaling(GptConfig* config) {
   }
 }
 
-// Sizes of what no layer has mean nothing.
+// The parts of a Mamba-2 mixer and of a gated delta net, as no layer that has one would have them.
+void ForgetMixers(bool mamba, bool delta, GptConfig* config) {
+  const GptConfig none;
+  if (mamba) {
+    for (const auto size : {&GptConfig::mamba_state_dim, &GptConfig::mamba_head_dim, &GptConfig::mamba_num_groups,
+                            &GptConfig::mamba_num_heads, &GptConfig::mamba_conv_kernel, &GptConfig::mamba_norm_groups}) {
+      config->*size = none.*size;
+    }
+    config->mamba_conv_bias = none.mamba_conv_bias;
+    config->mamba_rms_norm = none.mamba_rms_norm;
+    config->mamba_norm_before_gate = none.mamba_norm_before_gate;
+    config->mamba_dt_min = config->mamba_dt_max = 0;
+  }
+  if (!delta) return;
+  for (const auto size : {&GptConfig::linear_conv_kernel_dim, &GptConfig::linear_key_head_dim, &GptConfig::linear_value_head_dim,
+                          &GptConfig::linear_num_key_heads, &GptConfig::linear_num_value_heads}) {
+    config->*size = none.*size;
+  }
+}
+
+// Sizes of what no layer has mean nothing, and neither do lists that say of every layer what holds without them.
 void ForgetAbsentBlocks(GptConfig* config) {
   if (CountLayers(*config, HasAttention) == 0) config->num_attention_heads = config->num_query_groups = config->kv_channels = 0;
   if (CountLayers(*config, HasMlp) == CountLayers(*config, IsMoeLayer)) config->ffn_hidden_size = 0;
   if (!config->mamba_rms_norm || config->mamba_norm_groups == config->mamba_num_groups) config->mamba_norm_groups = 0;
+  ForgetMixers(CountLayers(*config, HasMamba) == 0, CountLayers(*config, HasGatedDelta) == 0, config);
+  const auto& mixers = config->mixers;
+  if (std::all_of(mixers.begin(), mixers.end(), [](MixerKind kind) { return kind == MixerKind::kAttention; }))
+    config->mixers.clear();
+  const auto& mlps = config->mlp_layer_freq;
+  if (std::all_of(mlps.begin(), mlps.end(), [](int64_t flag) { return flag == 1; })) config->mlp_layer_freq.clear();
 }
 
 }  // namespace

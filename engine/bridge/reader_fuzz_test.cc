@@ -1,16 +1,14 @@
-// Readers of foreign files under damage: they end with a value or an error, never in a crash. MB_FUZZ_ROUNDS makes it longer.
-#include <cstdlib>
+// Readers of foreign files under damage: they end with a value or an error, never in a crash.
 #include <random>
 
 #include "engine/bridge/conversion_test_support.h"
+#include "tests/fuzz/mutate.h"
 
 namespace mbridge {
 namespace {
 
-int Rounds() {
-  const char* text = std::getenv("MB_FUZZ_ROUNDS");
-  return text == nullptr ? 300 : std::atoi(text);
-}
+// In CI; a hundred times as many with MB_FULL=1.
+int Rounds() { return fuzz::Rounds(300); }
 
 // Flips, cuts, repeats and overwrites a few bytes.
 std::string Damage(std::string text, size_t most, std::mt19937* random) {

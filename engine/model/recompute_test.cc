@@ -61,6 +61,32 @@ GptConfig Latent() {
   return config;
 }
 
+// A Mamba-2 mixer, attention, an MLP, both mixers side by side and experts.
+GptConfig Hybrid() {
+  GptConfig config = Experts();
+  config.mixers = {MixerKind::kMamba2, MixerKind::kAttention, MixerKind::kNone, MixerKind::kAttentionAndMamba2, MixerKind::kNone};
+  config.mlp_layer_freq = {0, 0, 1, 1, 1};
+  config.moe_layer_freq = {0, 0, 0, 0, 1};
+  config.mamba_state_dim = 8;
+  config.mamba_head_dim = 8;
+  config.mamba_num_groups = 2;
+  config.mamba_num_heads = 8;
+  return config;
+}
+
+// Gated delta nets, one layer of attention with an output gate, experts.
+GptConfig Delta() {
+  GptConfig config = Experts();
+  config.mixers = std::vector<MixerKind>(5, MixerKind::kGatedDeltaNet);
+  config.mixers[3] = MixerKind::kAttention;
+  config.qk_layernorm = config.attention_output_gate = config.moe_shared_expert_gate = true;
+  config.linear_key_head_dim = 8;
+  config.linear_value_head_dim = 12;
+  config.linear_num_key_heads = 2;
+  config.linear_num_value_heads = 4;
+  return config;
+}
+
 struct Outcome {
   std::vector<double> losses;
   std::vector<float> gradients, expert_biases;
@@ -138,6 +164,28 @@ TEST(RecomputeTest, WholeLayers) {
     ExpectSame(config, Full(config, Recompute::kUniform, 1), 0.3);
     ExpectSame(config, Full(config, Recompute::kUniform, 2), 0.2);
     ExpectSame(config, Full(config, Recompute::kBlock, 3), 0.2);
+  }
+}
+
+// Of so few layers, each of another kind, the largest group is most.
+TEST(RecomputeTest, WholeLayersWithOtherMixers) {
+  for (GptConfig config : {Hybrid(), Delta()}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      config.dtype = dtype;
+      ExpectSame(config, Full(config, Recompute::kUniform, 1), 0.2);
+      ExpectSame(config, Full(config, Recompute::kUniform, 2), 0.05);
+      ExpectSame(config, Full(config, Recompute::kBlock, 3), 0.05);
+    }
+  }
+}
+
+// A part that one layer alone has takes no less: its memory is shared with nobody.
+TEST(RecomputeTest, PartsOfLayersWithOtherMixers) {
+  for (const GptConfig& config : {Hybrid(), Delta()}) {
+    ExpectSame(config, Selective(config, {.core_attention = true}), 0);
+    ExpectSame(config, Selective(config, {.layernorm = true}), 0.01);
+    ExpectSame(config, Selective(config, {.core_attention = true, .mlp = true, .layernorm = true, .moe = true}), 0.03);
+    ExpectSame(config, Selective(config, {.moe_act = true}), 0);
   }
 }
 

@@ -33,44 +33,19 @@ class PlannedGroup : public Communicator {
   int size_;
 };
 
-// A change of some keys that saves memory.
-struct Change {
-  std::vector<std::string> overrides;
-  void (*apply)(v1::ConfigContainer* config);
-};
+using Lines = std::vector<std::string>;
 
-void SetTensorParallel(int64_t size, v1::ConfigContainer* config) {
-  config->mutable_model()->set_tensor_model_parallel_size(size);
-  config->mutable_model()->set_sequence_parallel(size > 1);
-}
-
-// Those that the configuration has not made yet, cheapest in speed first.
-std::vector<Change> ChangesFor(const v1::ConfigContainer& config, int data_parallel) {
-  std::vector<Change> changes;
-  if (data_parallel > 1 && !config.ddp().use_distributed_optimizer()) {
-    changes.push_back({{"ddp.use_distributed_optimizer=true"},
-                       [](v1::ConfigContainer* c) { c->mutable_ddp()->set_use_distributed_optimizer(true); }});
-  }
-  if (config.train().micro_batch_size() > 1) {
-    changes.push_back(
-        {{"train.micro_batch_size=1"}, [](v1::ConfigContainer* c) { c->mutable_train()->set_micro_batch_size(1); }});
-  }
+// Lines that save memory, of which the configuration does not have the effect yet, cheapest in speed first.
+std::vector<Lines> ChangesFor(const v1::ConfigContainer& config, int data_parallel) {
+  std::vector<Lines> changes;
+  if (data_parallel > 1 && !config.ddp().use_distributed_optimizer()) changes.push_back({"ddp.use_distributed_optimizer=true"});
+  if (config.train().micro_batch_size() > 1) changes.push_back({"train.micro_batch_size=1"});
   if (config.model().bf16() && config.optimizer().exp_avg_dtype() != "bf16") {
     changes.push_back(
-        {{"optimizer.use_precision_aware_optimizer=true", "optimizer.exp_avg_dtype=bf16", "optimizer.exp_avg_sq_dtype=bf16"},
-         [](v1::ConfigContainer* c) {
-           c->mutable_optimizer()->set_use_precision_aware_optimizer(true);
-           c->mutable_optimizer()->set_exp_avg_dtype("bf16");
-           c->mutable_optimizer()->set_exp_avg_sq_dtype("bf16");
-         }});
+        {"optimizer.use_precision_aware_optimizer=true", "optimizer.exp_avg_dtype=bf16", "optimizer.exp_avg_sq_dtype=bf16"});
   }
   if (config.model().recompute_granularity() != "full") {
-    changes.push_back({{"model.recompute_granularity=full", "model.recompute_method=uniform", "model.recompute_num_layers=1"},
-                       [](v1::ConfigContainer* c) {
-                         c->mutable_model()->set_recompute_granularity("full");
-                         c->mutable_model()->set_recompute_method("uniform");
-                         c->mutable_model()->set_recompute_num_layers(1);
-                       }});
+    changes.push_back({"model.recompute_granularity=full", "model.recompute_method=uniform", "model.recompute_num_layers=1"});
   }
   return changes;
 }
@@ -81,8 +56,8 @@ struct Layout {
   std::string text;
 };
 
-// Need of the configuration with the changes; -1 where that is no legal layout.
-int64_t NeedOf(v1::ResolvedConfig resolved, DeviceType device) {
+// Need of a rank; -1 where the engine does not build it.
+int64_t NeedOf(const v1::ResolvedConfig& resolved, DeviceType device) {
   try {
     auto plan = MakeTrainingPlan(resolved);
     if (!plan.ok()) return -1;
@@ -93,11 +68,21 @@ int64_t NeedOf(v1::ResolvedConfig resolved, DeviceType device) {
   }
 }
 
-std::string TextOf(const v1::ResolvedConfig& changed, const v1::ResolvedConfig& before, const std::vector<std::string>& overrides,
-                   int64_t need) {
-  std::string text = changed.ranks() == before.ranks() ? "" : fmt::format("--ranks {}", changed.ranks());
+std::string TextOf(int ranks, int ranks_before, const Lines& overrides, int64_t need) {
+  std::string text = ranks == ranks_before ? "" : fmt::format("--ranks {}", ranks);
   for (const std::string& line : overrides) text += (text.empty() ? "" : " ") + line;
   return fmt::format("{} ({} MiB a rank)", text, need >> 20);
+}
+
+// Bytes of the experts' weights, gradients and optimizer state.
+int64_t ExpertBytes(const TrainingPlan& plan, const v1::MemoryEstimate& memory) {
+  const GptConfig& c = plan.model;
+  const int64_t experts =
+      CountLayers(c, IsMoeLayer) * c.num_moe_experts * 3 * c.hidden_size * c.moe_ffn_hidden_size / plan.parallel.tensor;
+  const int64_t all = memory.gradient_bytes() / static_cast<int64_t>(sizeof(float));
+  const int64_t bytes = memory.weight_bytes() + memory.gradient_bytes() + memory.optimizer_bytes();
+  return static_cast<int64_t>(static_cast<double>(bytes) * static_cast<double>(experts) /
+                              static_cast<double>(std::max<int64_t>(1, all)));
 }
 
 }  // namespace
@@ -127,10 +112,11 @@ v1::MemoryEstimate PlanMemory(const TrainingPlan& plan) {
   return memory;
 }
 
-std::vector<std::string> LayoutsThatFit(const v1::ResolvedConfig& resolved, DeviceType device, int64_t available) {
+std::vector<std::string> LayoutsThatFit(const v1::ResolvedConfig& resolved, const LayoutResolver& resolve, DeviceType device,
+                                        int64_t available) {
   constexpr size_t kShown = 5;
   const v1::ConfigContainer& config = resolved.config();
-  const std::vector<Change> changes = ChangesFor(config, std::max(1, resolved.data_parallel_size()));
+  const std::vector<Lines> changes = ChangesFor(config, std::max(1, resolved.data_parallel_size()));
   const int64_t tensor = std::max<int64_t>(1, config.model().tensor_model_parallel_size());
   std::vector<Layout> tried;
   for (int64_t size = tensor; size <= std::max<int64_t>(8, tensor); size *= 2) {
@@ -146,48 +132,46 @@ std::vector<std::string> LayoutsThatFit(const v1::ResolvedConfig& resolved, Devi
       return (smaller.changes & layout.changes) == smaller.changes && smaller.tensor_parallel <= layout.tensor_parallel;
     });
     if (more_than_needed || found.size() == kShown) continue;
-    v1::ResolvedConfig changed = resolved;
-    std::vector<std::string> overrides;
+    Lines overrides;
+    int64_t ranks = std::max<int64_t>(1, resolved.ranks());
     if (layout.tensor_parallel > tensor) {
-      SetTensorParallel(layout.tensor_parallel, changed.mutable_config());
       overrides = {fmt::format("model.tensor_model_parallel_size={}", layout.tensor_parallel), "model.sequence_parallel=true"};
-      const int64_t ranks = std::max<int64_t>(1, resolved.ranks()), unit = layout.tensor_parallel;
-      changed.set_ranks(static_cast<int32_t>((ranks + unit - 1) / unit * unit));
-      changed.set_data_parallel_size(static_cast<int32_t>(changed.ranks() / unit));
+      ranks = (ranks + layout.tensor_parallel - 1) / layout.tensor_parallel * layout.tensor_parallel;
     }
     for (size_t i = 0; i < changes.size(); ++i) {
-      if ((layout.changes >> i & 1) == 0) continue;
-      changes[i].apply(changed.mutable_config());
-      overrides.insert(overrides.end(), changes[i].overrides.begin(), changes[i].overrides.end());
+      if ((layout.changes >> i & 1) != 0) overrides.insert(overrides.end(), changes[i].begin(), changes[i].end());
     }
-    const int64_t need = NeedOf(changed, device);
+    const absl::StatusOr<v1::ResolvedConfig> changed = resolve(overrides, static_cast<int>(ranks));
+    if (!changed.ok()) continue;
+    const int64_t need = NeedOf(*changed, device);
     if (need < 0 || need > available) continue;
-    layout.text = TextOf(changed, resolved, overrides, need);
+    layout.text = TextOf(static_cast<int>(ranks), resolved.ranks(), overrides, need);
     found.push_back(layout);
   }
-  std::vector<std::string> lines;
+  Lines lines;
   for (const Layout& layout : found) lines.push_back(layout.text);
   if (lines.empty()) {
     lines.emplace_back(
         "none of train.micro_batch_size=1, recomputation, BF16 moments and tensor parallelism up to 8 is enough: use a smaller "
         "model or sequence");
   }
-  if (config.model().num_moe_experts() > 0 && config.model().has_expert_tensor_parallel_size()) {
-    lines.push_back(
-        fmt::format("model.tensor_model_parallel_size does not make experts smaller: that is for "
-                    "model.expert_tensor_parallel_size, which is {}",
-                    config.model().expert_tensor_parallel_size()));
+  if (config.model().num_moe_experts() > 0) {
+    lines.emplace_back(
+        "experts: data-parallel ranks hold all of them each; tensor-parallel ranks a part of each "
+        "(model.expert_model_parallel_size is not in this version)");
   }
   return lines;
 }
 
-std::string WhyTooLarge(const v1::ResolvedConfig& resolved, const TrainingPlan& plan, int64_t available) {
+std::string WhyTooLarge(const v1::ResolvedConfig& resolved, const LayoutResolver& resolve, const TrainingPlan& plan,
+                        int64_t available) {
   const v1::MemoryEstimate memory = PlanMemory(plan);
   if (available <= 0 || TotalBytes(memory) <= available) return "";
-  std::string text =
-      fmt::format("a rank needs about {} MiB of memory, {} MiB are there ({}). What fits:", TotalBytes(memory) >> 20,
-                  available >> 20, MemoryLine(memory));
-  for (const std::string& line : LayoutsThatFit(resolved, plan.device, available)) text += "\n  " + line;
+  std::string text = fmt::format("a rank needs about {} MiB of memory, {} MiB are there ({})", TotalBytes(memory) >> 20,
+                                 available >> 20, MemoryLine(memory));
+  if (plan.model.num_moe_experts > 0) text += fmt::format("; its experts alone take {} MiB", ExpertBytes(plan, memory) >> 20);
+  text += ". What fits:";
+  for (const std::string& line : LayoutsThatFit(resolved, resolve, plan.device, available)) text += "\n  " + line;
   return text;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -15,12 +16,18 @@ namespace mbridge {
 // plan.device. Needs no GPU. checkpoint_bytes is not set. Throws EngineError for a model that cannot be built.
 v1::MemoryEstimate PlanMemory(const TrainingPlan& plan);
 
+// What a job of these lines in addition to its own, on that many ranks, is resolved to; an error if it would be refused at
+// submit.
+using LayoutResolver = std::function<absl::StatusOr<v1::ResolvedConfig>(const std::vector<std::string>& overrides, int ranks)>;
+
 // The layouts that need at most `available` bytes a rank, found among changes of micro batch, recomputation, optimizer and tensor
-// parallelism: a line for each, with its keys and its need, and a last line on experts where there are. Up to five, those nearest
-// to the configuration first; at least one line, which says so if there is none.
-std::vector<std::string> LayoutsThatFit(const v1::ResolvedConfig& resolved, DeviceType device, int64_t available);
+// parallelism that `resolve` accepts: a line for each, with its keys and its need, and a last line on experts where there are. Up
+// to five, those nearest to the configuration first; at least one line, which says so if there is none.
+std::vector<std::string> LayoutsThatFit(const v1::ResolvedConfig& resolved, const LayoutResolver& resolve, DeviceType device,
+                                        int64_t available);
 
 // Empty if the plan needs at most `available` bytes. Else what it needs, what there is, and the layouts that fit.
-std::string WhyTooLarge(const v1::ResolvedConfig& resolved, const TrainingPlan& plan, int64_t available);
+std::string WhyTooLarge(const v1::ResolvedConfig& resolved, const LayoutResolver& resolve, const TrainingPlan& plan,
+                        int64_t available);
 
 }  // namespace mbridge

@@ -450,6 +450,94 @@ TEST_F(TrainerTest, TensorParallelRanksTrainNarrowLinearLayersAsOneDoes) {
   }
 }
 
+// Experts beside a shared one, and latent attention where `latent`.
+Overrides WithExperts(bool latent) {
+  Overrides overrides =
+      ForSeveralRanks({"mixed_precision=null", "model.num_layers=2", "model.normalization=RMSNorm", "model.add_bias_linear=false",
+                       "model.position_embedding_type=rope", "model.num_moe_experts=4", "model.moe_layer_freq=[0,1]",
+                       "model.moe_ffn_hidden_size=16", "model.moe_router_topk=2", "model.moe_shared_expert_intermediate_size=16",
+                       "model.moe_router_load_balancing_type=aux_loss", "model.moe_aux_loss_coeff=0.01"});
+  if (!latent) return overrides;
+  for (const char* line :
+       {"model.multi_latent_attention=true", "model.qk_layernorm=true", "model.q_lora_rank=12", "model.kv_lora_rank=16",
+        "model.qk_head_dim=8", "model.qk_pos_emb_head_dim=4", "model.v_head_dim=8", "model.rope_type=rope"}) {
+    overrides.emplace_back(line);
+  }
+  return overrides;
+}
+
+TEST_F(TrainerTest, TensorParallelRanksShareExpertsAndLatentAttention) {
+  for (const bool latent : {false, true}) {
+    std::filesystem::remove_all(directory_ / "run");
+    const Overrides common = WithExperts(latent);
+    Recorder first, one, two, sequence;
+    Run(And(common, "train.exit_interval=3"), &first, "first");
+    const std::string checkpoint = first.checkpoints.at(0).path();
+    Run(common, &one, "one", checkpoint);
+    RunOnRanks(2, And(common, kTwoRanks), &two, "two", checkpoint);
+    RunOnRanks(2, And(And(common, kTwoRanks), "model.sequence_parallel=true"), &sequence, "sequence", checkpoint);
+    ASSERT_FALSE(one.points.empty());
+    ExpectLossesNear(two, one, 1e-5);
+    ExpectLossesNear(sequence, one, 1e-5);
+  }
+}
+
+// Keys of Nemotron-H's and Falcon-H1's kinds of layers, and of Qwen3-Next's.
+Overrides Hybrid() {
+  return {"model.num_layers=5",          "model.is_hybrid_model=true",   "model.hybrid_layer_pattern=M*-PE",
+          "model.num_moe_experts=4",     "model.moe_router_topk=2",      "model.mamba_state_dim=8",
+          "model.mamba_head_dim=8",      "model.mamba_num_groups=2",     "model.mamba_num_heads=4",
+          "model.normalization=RMSNorm", "model.add_bias_linear=false",  "model.moe_ffn_hidden_size=16",
+          "model.activation_func=silu",  "model.gated_linear_unit=true", "model.position_embedding_type=none"};
+}
+Overrides Delta() {
+  return {"model.num_layers=4",
+          "model.experimental_attention_variant=gated_delta_net",
+          "model.linear_attention_freq=4",
+          "model.linear_key_head_dim=8",
+          "model.linear_value_head_dim=12",
+          "model.linear_num_key_heads=2",
+          "model.linear_num_value_heads=4",
+          "model.attention_output_gate=true",
+          "model.qk_layernorm=true",
+          "model.normalization=RMSNorm",
+          "model.add_bias_linear=false",
+          "model.position_embedding_type=rope",
+          "model.activation_func=silu",
+          "model.gated_linear_unit=true"};
+}
+
+TEST_F(TrainerTest, ResumeIsExactWithOtherMixers) {
+  for (const Overrides& layers : {Hybrid(), Delta()}) {
+    ExpectSameAfterResume(layers, 3);
+    ExpectSameAfterResume(And(layers, "mixed_precision=null"), 4);
+  }
+}
+
+TEST_F(TrainerTest, RecomputationTrainsOtherMixersToTheSameBits) {
+  for (const Overrides& layers : {Hybrid(), Delta()}) {
+    Overrides common = layers;
+    for (const char* line : {"train.train_iters=8", "optimizer.lr=1e-2", "optimizer.min_lr=1e-3", "logger.log_interval=1"})
+      common.emplace_back(line);
+    const Overrides full = {"model.recompute_granularity=full", "model.recompute_method=uniform", "model.recompute_num_layers=2"};
+    const Overrides selective = {"model.recompute_granularity=selective", "model.recompute_modules=[core_attn,mlp,layernorm]"};
+    Recorder kept;
+    std::filesystem::remove_all(directory_ / "run");
+    Run(common, &kept, "kept");
+    ASSERT_FALSE(kept.points.empty());
+    EXPECT_LT(LossesOf(kept).back(), LossesOf(kept).front() - 0.05);
+    for (const Overrides& way : {full, selective}) {
+      Overrides overrides = common;
+      overrides.insert(overrides.end(), way.begin(), way.end());
+      Recorder again;
+      std::filesystem::remove_all(directory_ / "run");
+      Run(overrides, &again, "again");
+      ASSERT_EQ(again.points.size(), kept.points.size());
+      for (size_t i = 0; i < again.points.size(); ++i) ExpectSamePoint(again.points[i], kept.points[i]);
+    }
+  }
+}
+
 TEST_F(TrainerTest, NaNLossIsReportedAndEndsTheRunWithoutACheckpoint) {
   Recorder recorder;
   try {

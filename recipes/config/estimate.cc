@@ -26,18 +26,8 @@ int64_t AttentionWeights(const v1::ModelConfig& m) {
   return h * ((m.attention_output_gate() ? 2 : 1) * q + 2 * kv) + q * h;
 }
 
-// Layers with a gated delta net in place of attention.
-int64_t DeltaLayers(const v1::ModelConfig& m) {
-  const auto& pattern = m.linear_attention_freq();
-  if (pattern.size() == 1 && m.num_layers() != 1) return m.num_layers() - m.num_layers() / std::max<int64_t>(1, pattern[0]);
-  return std::count(pattern.begin(), pattern.end(), 1);
-}
-int64_t DeltaKeys(const v1::ModelConfig& m) { return m.linear_num_key_heads() * m.linear_key_head_dim(); }
-int64_t DeltaValues(const v1::ModelConfig& m) { return m.linear_num_value_heads() * m.linear_value_head_dim(); }
-// Weights of its matrix products.
-int64_t DeltaWeights(const v1::ModelConfig& m) {
-  return m.hidden_size() * (2 * DeltaKeys(m) + 3 * DeltaValues(m) + 2 * m.linear_num_value_heads());
-}
+// Weights of the matrix products of a gated delta net.
+int64_t DeltaWeights(const v1::ModelConfig& m) { return m.hidden_size() * (DeltaProjectionWidth(m) + DeltaValueWidth(m)); }
 
 // Multiply-adds of the two products of core attention for one token, causal.
 int64_t CoreAttention(const v1::ModelConfig& m) {
@@ -79,8 +69,8 @@ int64_t MambaExtras(const v1::ModelConfig& m) {
 
 // Parameters of a layer with a gated delta net, but for its MLP.
 int64_t DeltaParameters(const v1::ModelConfig& m) {
-  return DeltaWeights(m) + (2 * DeltaKeys(m) + DeltaValues(m)) * m.linear_conv_kernel_dim() + 2 * m.linear_num_value_heads() +
-         m.linear_value_head_dim();
+  return DeltaWeights(m) + (2 * DeltaKeyWidth(m) + DeltaValueWidth(m)) * m.linear_conv_kernel_dim() +
+         2 * m.linear_num_value_heads() + m.linear_value_head_dim();
 }
 
 int64_t MlpWeights(const v1::ModelConfig& m, int64_t width) {
@@ -105,8 +95,7 @@ int64_t EmbeddingWeights(const v1::ModelConfig& m) {
 int64_t CountParameters(const v1::ModelConfig& m) {
   const LayerCounts kinds = CountLayers(m);
   int64_t count = EmbeddingWeights(m) + NormWeights(m);
-  const int64_t delta = DeltaLayers(m);
-  count += (kinds.attention - delta) * (AttentionWeights(m) + AttentionExtras(m)) + delta * DeltaParameters(m);
+  count += kinds.attention * (AttentionWeights(m) + AttentionExtras(m)) + kinds.delta * DeltaParameters(m);
   count += kinds.mamba * (MambaWeights(m) + MambaExtras(m)) + (kinds.mixers + kinds.dense + kinds.moe) * BlockNorms(m);
   count += kinds.dense * DenseMlpWeights(m);
   const int64_t shared = m.has_moe_shared_expert_intermediate_size() ? MlpWeights(m, m.moe_shared_expert_intermediate_size()) : 0;
@@ -119,9 +108,9 @@ int64_t FlopsPerToken(const v1::ModelConfig& m) {
   const int64_t h = m.hidden_size();
   const int64_t widths =
       m.ffn_hidden_size() * kinds.dense + MoeWidth(m) * TopK(m) * kinds.moe + m.moe_shared_expert_intermediate_size() * kinds.moe;
-  const int64_t scan = 21 * MambaInnerWidth(m) * m.mamba_state_dim();  // 7 for each element of the state, three times.
-  const int64_t delta = DeltaLayers(m), state = 3 * DeltaValues(m) * m.linear_key_head_dim();  // As GptModel::FlopsPerToken.
-  return 6 * ((kinds.attention - delta) * (AttentionWeights(m) + CoreAttention(m)) + delta * (DeltaWeights(m) + state) +
+  const int64_t scan = 21 * MambaInnerWidth(m) * m.mamba_state_dim();      // 7 for each element of the state, three times.
+  const int64_t state = 3 * DeltaValueWidth(m) * m.linear_key_head_dim();  // As GptModel::FlopsPerToken.
+  return 6 * (kinds.attention * (AttentionWeights(m) + CoreAttention(m)) + kinds.delta * (DeltaWeights(m) + state) +
               kinds.mamba * MambaWeights(m) + h * GateFactor(m) * widths + h * m.vocab_size()) +
          kinds.mamba * scan;
 }

@@ -52,12 +52,13 @@ struct Sizes {
       mamba_width = MambaConvolutionWidth(m) / tp;
       mamba_heads = MambaHeads(m) / tp;
     }
+    delta = layers.delta;
   }
   const v1::ModelConfig& m;
   bool gpu, narrow = false, latent = false, flash = false, pre_norm = true;
   int64_t e = 0, b = 0, s = 0, tokens = 0, stream = 0, h = 0, heads = 0, qkv = 0, context = 0, head_norms = 0, halves = 1,
           ffn = 0, vocabulary = 0, norm_floats = 1, experts = 0, chosen = 0, expert_ffn = 0, shared = 0, mamba_inner = 0,
-          mamba_width = 0, mamba_heads = 0;
+          mamba_width = 0, mamba_heads = 0, delta = 0;
 };
 
 // What a layer keeps from forward to backward, by the modules of model.recompute_modules.
@@ -78,7 +79,24 @@ void KeepAttention(const Sizes& z, Kept* kept) {
   if (m.softmax_type() == "learnable") kept->other += 4 * z.b * z.heads * z.s;
   kept->heads = z.tokens * z.qkv * z.e;
   if (z.head_norms > 0) kept->other += z.tokens * (z.qkv * z.e + 4 * (m.qk_norm_over_projection() ? 2 : z.head_norms));
+  if (m.attention_output_gate()) kept->other += 2 * z.tokens * z.context * z.e;
   if (z.latent) kept->other += z.tokens * (2 * z.e * (m.q_lora_rank() + m.kv_lora_rank()) + 4 * (m.q_lora_rank() > 0 ? 2 : 1));
+}
+
+// Of a gated delta net: projected, mixed, output and gated output; decays, betas and the norm's statistics; the state before each
+// 64 tokens (engine/ops/gated_delta_rule.h).
+int64_t DeltaKept(const Sizes& z) {
+  const v1::ModelConfig& m = z.m;
+  const int64_t heads = m.linear_num_value_heads(), keys = DeltaKeyWidth(m), values = DeltaValueWidth(m);
+  const int64_t states = z.b * heads * ((z.s + 63) / 64) * m.linear_key_head_dim() * m.linear_value_head_dim();
+  return z.tokens * (DeltaProjectionWidth(m) + 2 * keys + 3 * values) * z.e + 12 * z.tokens * heads + 4 * states;
+}
+
+// Gradients of the first of these.
+int64_t DeltaScratch(const Sizes& z) {
+  const v1::ModelConfig& m = z.m;
+  return z.tokens * (DeltaProjectionWidth(m) + 2 * DeltaKeyWidth(m) + 2 * DeltaValueWidth(m)) * z.e +
+         8 * z.tokens * m.linear_num_value_heads();
 }
 
 void KeepMlp(const Sizes& z, bool moe, Kept* kept) {
@@ -138,7 +156,7 @@ void KeepCodes(const Sizes& z, const LayerParts& parts, Kept* kept) {
 
 Kept KeptByLayer(const Sizes& z, const LayerParts& parts) {
   const v1::ModelConfig& m = z.m;
-  const int64_t stream = z.stream * z.h * z.e, blocks = (parts.attention || parts.mamba ? 1 : 0) + (parts.mlp ? 1 : 0);
+  const int64_t stream = z.stream * z.h * z.e, blocks = (parts.mixer() ? 1 : 0) + (parts.mlp ? 1 : 0);
   Kept kept;
   kept.input = stream;
   if (blocks == 2) kept.other += stream;
@@ -148,6 +166,7 @@ Kept KeptByLayer(const Sizes& z, const LayerParts& parts) {
   if (m.post_layernorm()) kept.other += 2 * (z.stream * 4 * z.norm_floats + stream);
   if (parts.attention) KeepAttention(z, &kept);
   if (parts.mamba) kept.other += z.tokens * (3 * z.mamba_inner + 2 * z.mamba_width + z.mamba_heads) * z.e;
+  if (parts.delta) kept.other += DeltaKept(z);
   if (parts.mlp) KeepMlp(z, parts.moe, &kept);
   return kept;
 }
@@ -230,8 +249,15 @@ int64_t ScratchBytes(const Sizes& z) {
   int64_t bytes = z.stream * z.h * z.e + 4 * z.tokens * z.h + (m.sequence_parallel() ? z.tokens * z.h * z.e : 0);
   bytes += 2 * z.stream * z.h * z.e + z.tokens * z.e * (z.context + z.qkv + z.ffn * (z.halves == 2 ? 3 : 1));
   if (m.position_embedding_type() == "rope" || m.position_embedding_type() == "yarn") bytes += 4 * z.s * m.kv_channels();
-  if (!z.gpu) bytes += 4 * z.h * std::max({z.halves * z.ffn, z.context, z.qkv, z.mamba_inner + z.mamba_width + z.mamba_heads});
+  const int64_t gate = m.attention_output_gate() ? z.context : 0;
+  if (!z.gpu) {
+    bytes += 4 * z.h *
+             std::max({z.halves * z.ffn, z.context, z.qkv + gate, z.mamba_inner + z.mamba_width + z.mamba_heads,
+                       z.delta > 0 ? DeltaProjectionWidth(m) : 0});
+  }
+  if (gate > 0) bytes += z.tokens * (z.qkv + 2 * gate) * z.e;
   if (z.mamba_heads > 0) bytes += MambaScratch(z);
+  if (z.delta > 0) bytes += DeltaScratch(z);
   if (z.latent) {
     bytes += z.tokens * z.e *
              (z.heads * (2 * m.qk_head_dim() + m.qk_pos_emb_head_dim() + m.v_head_dim()) + 2 * m.kv_lora_rank() +

@@ -12,11 +12,21 @@ bool IsMoe(const v1::ModelConfig& model, int64_t layer) {
   return true;
 }
 
+// As engine/train/model_parts.cc reads the key: all but every N-th, or a flag for each layer.
+bool IsDelta(const v1::ModelConfig& model, int64_t layer) {
+  const auto& pattern = model.linear_attention_freq();
+  if (pattern.size() == 1 && model.num_layers() != 1) return (layer + 1) % std::max<int64_t>(1, pattern[0]) != 0;
+  return layer < pattern.size() && pattern[static_cast<int>(layer)] == 1;
+}
+
 }  // namespace
 
 LayerParts PartsOf(const v1::ModelConfig& model, int64_t layer) {
   const std::string& pattern = model.hybrid_layer_pattern();
-  if (!model.has_hybrid_layer_pattern() || layer >= static_cast<int64_t>(pattern.size())) return {.moe = IsMoe(model, layer)};
+  if (!model.has_hybrid_layer_pattern() || layer >= static_cast<int64_t>(pattern.size())) {
+    const bool delta = IsDelta(model, layer);
+    return {.attention = !delta, .delta = delta, .moe = IsMoe(model, layer)};
+  }
   const char letter = pattern[static_cast<size_t>(layer)];
   return {.attention = letter == '*' || letter == 'P',
           .mamba = letter == 'M' || letter == 'P',
@@ -30,7 +40,8 @@ LayerCounts CountLayers(const v1::ModelConfig& model) {
     const LayerParts parts = PartsOf(model, i);
     counts.attention += parts.attention ? 1 : 0;
     counts.mamba += parts.mamba ? 1 : 0;
-    counts.mixers += parts.attention || parts.mamba ? 1 : 0;
+    counts.delta += parts.delta ? 1 : 0;
+    counts.mixers += parts.mixer() ? 1 : 0;
     counts.moe += parts.moe ? 1 : 0;
     counts.dense += parts.mlp && !parts.moe ? 1 : 0;
   }
@@ -43,6 +54,12 @@ int64_t MambaHeads(const v1::ModelConfig& m) {
 int64_t MambaInnerWidth(const v1::ModelConfig& m) { return MambaHeads(m) * m.mamba_head_dim(); }
 int64_t MambaConvolutionWidth(const v1::ModelConfig& m) {
   return MambaInnerWidth(m) + 2 * m.mamba_num_groups() * m.mamba_state_dim();
+}
+
+int64_t DeltaKeyWidth(const v1::ModelConfig& m) { return m.linear_num_key_heads() * m.linear_key_head_dim(); }
+int64_t DeltaValueWidth(const v1::ModelConfig& m) { return m.linear_num_value_heads() * m.linear_value_head_dim(); }
+int64_t DeltaProjectionWidth(const v1::ModelConfig& m) {
+  return 2 * DeltaKeyWidth(m) + 2 * DeltaValueWidth(m) + 2 * m.linear_num_value_heads();
 }
 
 }  // namespace mbridge::recipes

@@ -69,10 +69,9 @@ absl::StatusOr<const ConfigFile*> FindRecipeFile(const std::string& name_or_alia
     if (file.name == name_or_alias || std::find(file.aliases.begin(), file.aliases.end(), name_or_alias) != file.aliases.end())
       return &file;
   }
-  const std::string near = NearestWord(name_or_alias, names);
-  return MakeStatus(absl::StatusCode::kNotFound, v1::REASON_UNKNOWN_RECIPE,
-                    "there is no recipe '" + name_or_alias + "'" + (near.empty() ? "" : "; did you mean " + near + "?") +
-                        " `mbctl recipe ls` lists the recipes");
+  return MakeStatus(
+      absl::StatusCode::kNotFound, v1::REASON_UNKNOWN_RECIPE,
+      "there is no recipe '" + name_or_alias + "'" + DidYouMean(name_or_alias, names) + " `mbctl recipe ls` lists the recipes");
 }
 
 absl::StatusOr<std::vector<const ConfigFile*>> RecipeChain(const ConfigFile& recipe) {

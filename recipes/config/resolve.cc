@@ -1,5 +1,6 @@
 #include "recipes/config/resolve.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -255,6 +256,23 @@ absl::StatusOr<v1::ResolvedConfig> Resolve(const ResolveRequest& request) {
   resolved.set_flops_per_token(FlopsPerToken(state.config.model()));
   resolved.set_config_hash(ConfigHash(state.config, layout.ranks));
   return resolved;
+}
+
+absl::StatusOr<v1::ResolvedConfig> ResolveAgain(const v1::ResolvedConfig& resolved, const std::vector<std::string>& overrides,
+                                                int ranks) {
+  ResolveRequest request;
+  request.recipe = resolved.recipe();
+  request.config_yaml = "{}";  // A job may have had a file and no recipe.
+  request.ranks = ranks;
+  for (const v1::ResolvedValue& value : resolved.values()) {
+    if (value.origin() != v1::ORIGIN_FILE && value.origin() != v1::ORIGIN_OVERRIDE) continue;
+    const std::string line = value.key() + "=";
+    const bool replaced =
+        std::any_of(overrides.begin(), overrides.end(), [&](const auto& other) { return other.starts_with(line); });
+    if (!replaced) request.overrides.push_back(line + value.value());
+  }
+  request.overrides.insert(request.overrides.end(), overrides.begin(), overrides.end());
+  return Resolve(request);
 }
 
 }  // namespace mbridge::recipes

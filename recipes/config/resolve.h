@@ -28,6 +28,11 @@ struct ResolveRequest {
 // nearest names, KEY_WITHOUT_EFFECT, INVALID_CONFIG; UNKNOWN_RECIPE (NOT_FOUND); UNSUPPORTED_MODEL (UNIMPLEMENTED).
 absl::StatusOr<v1::ResolvedConfig> Resolve(const ResolveRequest& request);
 
+// What the request behind `resolved` would give with these lines in addition, in place of its own words on the same keys, on that
+// many ranks. Errors as above.
+absl::StatusOr<v1::ResolvedConfig> ResolveAgain(const v1::ResolvedConfig& resolved, const std::vector<std::string>& overrides,
+                                                int ranks);
+
 // One name for all ways to write a key: train.eval_iters is validation.eval_iters, model.transformer.X model.X,
 // mixed_precision mixed_precision.preset. A key that does not exist stays as it is.
 std::string CanonicalKey(const std::string& key);

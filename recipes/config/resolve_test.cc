@@ -289,6 +289,45 @@ TEST(Resolve, HashSeesEveryValueAndTheRanks) {
   EXPECT_EQ(base->config_hash(), Submit(CorrelationRun(), "vanilla_gpt")->config_hash());
 }
 
+TEST(Resolve, AgainWithOtherLines) {
+  ResolveRequest request;
+  request.recipe = "vanilla_gpt_pretrain_config";
+  request.config_yaml = "model:\n  hidden_dropout: 0.25\n";
+  request.overrides = CorrelationRun();
+  const auto resolved = Resolve(request);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  const auto same = ResolveAgain(*resolved, {}, 1);
+  ASSERT_TRUE(same.ok()) << same.status();
+  EXPECT_EQ(same->config_hash(), resolved->config_hash());
+  const auto other = ResolveAgain(*resolved, {"train.micro_batch_size=2", "model.recompute_granularity=selective"}, 2);
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_EQ(other->config().train().micro_batch_size(), 2);
+  EXPECT_EQ(other->config().model().recompute_granularity(), "selective");
+  EXPECT_EQ(other->config().model().hidden_dropout(), 0.25);
+  EXPECT_EQ(other->data_parallel_size(), 2);
+  EXPECT_FALSE(ResolveAgain(*resolved, {"train.micro_batch_size=3"}, 1).ok());
+}
+
+TEST(Resolve, TensorParallelRanksShareExpertsAndLatentAttentionButNoGatedDeltaNet) {
+  const std::vector<std::string> two = {"model.expert_model_parallel_size=1", "model.tensor_model_parallel_size=2"};
+  const auto experts = Submit(two, "deepseek_v2_lite", 2);
+  ASSERT_TRUE(experts.ok()) << experts.status();
+  const auto whole = Submit({"model.expert_model_parallel_size=1"}, "deepseek_v2_lite", 1);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  EXPECT_LT(experts->per_rank().gradient_bytes(), whole->per_rank().gradient_bytes() * 0.51) << "experts are shared too";
+  const auto delta = Submit(With(CorrelationRun(), {"model.experimental_attention_variant=gated_delta_net",
+                                                    "model.linear_attention_freq=2", "model.tensor_model_parallel_size=2"}),
+                            "vanilla_gpt_pretrain_config", 2);
+  EXPECT_THAT(std::string(delta.status().message()),
+              HasSubstr("model.tensor_model_parallel_size is 2 with model.linear_attention_freq"));
+}
+
+TEST(Overrides, WordsInListsAreAnsweredWithTheNearest) {
+  const auto modules =
+      Submit(With(CorrelationRun(), {"model.recompute_granularity=selective", "model.recompute_modules=[cor_attn]"}));
+  EXPECT_THAT(Violation(modules.status(), "model.recompute_modules"), HasSubstr("did you mean core_attn?"));
+}
+
 TEST(Overrides, UnknownKeysAreErrorsWithTheNearestNames) {
   for (const char* prefix : {"", "+", "++"}) {
     auto resolved = Submit(With(CorrelationRun(), {std::string(prefix) + "train.trian_iters=5"}));
@@ -330,6 +369,11 @@ TEST(Overrides, WrongTypesAndRangesNameWhatIsAllowed) {
                         {"ddp.check_for_nan_in_grad=1", "ddp.check_for_nan_in_grad", "true or false"},
                         {"scheduler.lr_decay_style=cosin", "scheduler.lr_decay_style", "did you mean cosine?"},
                         {"mixed_precision=16-mixed", "mixed_precision.preset", "fp16_mixed"},
+                        {"mixed_precision=bf16_mix", "mixed_precision.preset", "did you mean bf16_mixed?"},
+                        {"mixed_precision=bf16", "mixed_precision.preset", "did you mean bf16_mixed?"},
+                        {"mixed_precision=nvfp4", "mixed_precision.preset", "did you mean bf16_with_nvfp4_mixed?"},
+                        {"mixed_precision=bf16_with_fp8_curent_scaling", "mixed_precision.preset",
+                         "did you mean bf16_with_fp8_current_scaling_mixed?"},
                         {"dataset.split=a,b", "dataset.split", ""},
                         {"dataset.blend=[a,b]", "dataset.blend", "[[prefix,...],[weight,...]]"},
                         {"dataset.blend=[[a,b],[1]]", "dataset.blend", "as many weights"},

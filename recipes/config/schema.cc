@@ -132,9 +132,8 @@ std::optional<std::string> WriteScalar(const Key& key, const Value& value, Messa
       const std::string word = CanonicalWord(key, value.text);
       const auto& allowed = key.info->allowed();
       if (!allowed.empty() && std::find(allowed.begin(), allowed.end(), word) == allowed.end()) {
-        const std::string near = NearestWord(word, {allowed.begin(), allowed.end()});
         return "is " + FormatValue(Value::String(word)) + "; allowed: " + key.RangeText() +
-               (near.empty() ? "" : "; did you mean " + near + "?");
+               DidYouMean(word, {allowed.begin(), allowed.end()});
       }
       Put(
           field, [&] { reflection->SetString(message, field, word); }, [&] { reflection->AddString(message, field, word); });
@@ -386,7 +385,22 @@ std::string NearestWord(const std::string& word, const std::vector<std::string>&
       best = candidate;
     }
   }
+  constexpr size_t kShortestPart = 3;
+  const std::string part = LowerCase(word);
+  if (!best.empty() || part.size() < kShortestPart) return best;
+  size_t best_place = std::string::npos;
+  for (const std::string& candidate : words) {
+    const size_t place = LowerCase(candidate).find(part);
+    if (place >= best_place) continue;
+    best_place = place;
+    best = candidate;
+  }
   return best;
+}
+
+std::string DidYouMean(const std::string& word, const std::vector<std::string>& words) {
+  const std::string near = NearestWord(word, words);
+  return near.empty() ? "" : "; did you mean " + near + "?";
 }
 
 std::vector<KeyDescription> DescribeKeys(const std::string& pattern) {

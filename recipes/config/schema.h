@@ -63,8 +63,10 @@ std::optional<std::string> WriteKey(const Key& key, const Value& value, v1::Conf
 
 // Number of single-character edits between two texts.
 int EditDistance(std::string_view a, std::string_view b);
-// The word of `words` nearest to `word`, or empty when none is near.
+// The word of `words` nearest to `word`: few edits away, else one that begins with it or contains it; empty when none is near.
 std::string NearestWord(const std::string& word, const std::vector<std::string>& words);
+// "; did you mean X?", or empty when none is near.
+std::string DidYouMean(const std::string& word, const std::vector<std::string>& words);
 
 // What `mbctl recipe keys PATTERN` shows of a key.
 struct KeyDescription {

@@ -282,9 +282,7 @@ class Translator {
   void Unknown(const std::string& flag) {
     std::vector<std::string> names;
     for (const auto& [name, unused] : MegatronFlags()) names.push_back(name);
-    const std::string near = NearestWord(flag, names);
-    unknown_.push_back(
-        {flag, "is no flag that can be translated" + (near.empty() ? std::string() : "; did you mean " + near + "?")});
+    unknown_.push_back({flag, "is no flag that can be translated" + DidYouMean(flag, names)});
   }
 
   Translation result_;

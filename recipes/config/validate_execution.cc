@@ -1,14 +1,18 @@
 // How a step is executed: recomputation, CUDA graphs.
 #include <algorithm>
-#include <array>
-#include <string_view>
+#include <string>
+#include <vector>
 
+#include "recipes/config/schema.h"
 #include "recipes/config/validate.h"
 
 namespace mbridge::recipes {
 namespace {
 
-constexpr std::array<std::string_view, 6> kModules = {"core_attn", "mlp", "layernorm", "mla_up_proj", "moe", "moe_act"};
+const std::vector<std::string>& Modules() {
+  static const std::vector<std::string> kModules = {"core_attn", "mlp", "layernorm", "mla_up_proj", "moe", "moe_act"};
+  return kModules;
+}
 
 std::string Number(int64_t value) { return std::to_string(value); }
 
@@ -17,8 +21,8 @@ void ValidateModules(const v1::ModelConfig& model, ConfigState* state) {
     state->Fail("model.recompute_modules", "has " + module + "; " + why);
   };
   for (const std::string& module : model.recompute_modules()) {
-    if (std::find(kModules.begin(), kModules.end(), module) == kModules.end()) {
-      fail(module, "allowed: core_attn, mlp, layernorm, mla_up_proj, moe, moe_act");
+    if (std::find(Modules().begin(), Modules().end(), module) == Modules().end()) {
+      fail(module, "allowed: core_attn, mlp, layernorm, mla_up_proj, moe, moe_act" + DidYouMean(module, Modules()));
     } else if (module == "mla_up_proj" && !model.multi_latent_attention()) {
       fail(module, "allowed only with model.multi_latent_attention");
     } else if (module.starts_with("moe") && model.num_moe_experts() == 0) {

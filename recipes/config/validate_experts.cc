@@ -16,16 +16,12 @@ std::vector<FieldViolation> UnsupportedExpertParts(const v1::ModelConfig& m) {
   const auto refuse = [&](bool wanted, const char* key, const std::string& value, const std::string& accepted) {
     if (wanted) parts.push_back({key, "is " + value + kMissing + accepted});
   };
-  const bool tensor_parallel = m.tensor_model_parallel_size() > 1, experts = m.num_moe_experts() > 0;
+  const bool experts = m.num_moe_experts() > 0;
   refuse(m.softmax_type() == "off-by-one", "model.softmax_type", "off-by-one", "vanilla, learnable");
-  refuse(tensor_parallel && m.softmax_type() == "learnable", "model.tensor_model_parallel_size",
-         Number(m.tensor_model_parallel_size()) + " with model.softmax_type=learnable", "1");
   refuse(!experts && m.glu_linear_offset() != 0, "model.glu_linear_offset", "set without experts", "0");
   refuse(!experts && m.activation_func_clamp_value() != 0, "model.activation_func_clamp_value", "set without experts",
          "leave it out");
   if (m.multi_latent_attention()) {
-    refuse(tensor_parallel, "model.tensor_model_parallel_size",
-           Number(m.tensor_model_parallel_size()) + " with model.multi_latent_attention", "1");
     refuse(m.normalization() != "RMSNorm", "model.normalization", m.normalization() + " with model.multi_latent_attention",
            "RMSNorm");
     refuse(!m.qk_layernorm(), "model.qk_layernorm", "false with model.multi_latent_attention", "true");
@@ -35,7 +31,6 @@ std::vector<FieldViolation> UnsupportedExpertParts(const v1::ModelConfig& m) {
            m.position_embedding_type() + " with model.multi_latent_attention", "rope (YaRN: model.rope_type=yarn)");
   }
   if (!experts) return parts;
-  refuse(tensor_parallel, "model.tensor_model_parallel_size", Number(m.tensor_model_parallel_size()) + " with experts", "1");
   const bool gate = m.activation_func() == "silu" || m.activation_func() == "quick_gelu";
   refuse(!m.gated_linear_unit() || !gate, "model.activation_func", m.activation_func() + " with experts",
          "silu or quick_gelu with model.gated_linear_unit=true");

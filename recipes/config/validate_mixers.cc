@@ -95,6 +95,11 @@ std::vector<FieldViolation> UnsupportedMixerParts(const v1::ModelConfig& m) {
   const bool gate = set(m.has_mlp_gate_multiplier(), m.mlp_gate_multiplier());
   const bool mlp = gate || set(m.has_mlp_out_multiplier(), m.mlp_out_multiplier());
   const bool mamba = HasAny(m, "MP"), input = set(m.has_mamba_in_multiplier(), m.mamba_in_multiplier());
+  const bool delta = !m.linear_attention_freq().empty();
+  refuse(
+      (delta || m.attention_output_gate()) && m.tensor_model_parallel_size() > 1, "model.tensor_model_parallel_size",
+      Number(m.tensor_model_parallel_size()) + " with " + (delta ? "model.linear_attention_freq" : "model.attention_output_gate"),
+      "1");
   refuse((attention || mlp || (mamba && input)) && m.add_bias_linear(), "model.add_bias_linear", "true with multipliers",
          "false");
   refuse((attention || mlp) && m.add_qkv_bias(), "model.add_qkv_bias", "true with multipliers", "false");

@@ -14,6 +14,7 @@
 #include "proto/rpc/status_details.h"
 #include "proto/rpc/version.h"
 #include "recipes/config/resolve.h"
+#include "recipes/config/word_option.h"
 #include "server/api/server.h"
 #include "server/launch/local_agent.h"
 
@@ -47,7 +48,7 @@ void Define(CLI::App* app, Flags* flags) {
   app->add_option("--tls-key", flags->tls.key, "Its key (PEM)");
   app->add_option("--tls-client-ca", flags->tls.client_ca, "Clients must show a certificate signed by this one (PEM)");
   app->add_option("--log-level", flags->log_level, "trace, debug, info, warn, error")
-      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error"}))
+      ->check(recipes::OneOf({"trace", "debug", "info", "warn", "error"}))
       ->capture_default_str();
 }
 

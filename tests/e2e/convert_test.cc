@@ -1,4 +1,5 @@
 // Conversions as jobs: import, train from what was imported, export, verify.
+#include <algorithm>
 #include <cmath>
 
 #include "tests/e2e/service_fixture.h"
@@ -135,6 +136,48 @@ TEST_F(ConvertTest, TrainsWhatWasImported) {
     ASSERT_THAT(others, SizeIs(2));
     EXPECT_NEAR(points[0].lm_loss(), std::log(320.0), 0.3) << name << ": small random weights guess evenly";
     EXPECT_NE(points[0].lm_loss(), others[0].lm_loss()) << name << ": the weights are not those that were imported";
+  }
+}
+
+// Layers with other mixers: trained, saved, resumed, exported, and computed again layer by layer, always to the same bits.
+TEST_F(ConvertTest, TrainsResumesAndExportsOtherMixers) {
+  for (const std::string name : {"mamba2", "falcon_h1", "nemotron_h", "qwen3_next"}) {
+    SCOPED_TRACE(name);
+    ASSERT_THAT(Import(name, name), Exited(0));
+    const std::string model = Fixture(name).string(), run = name + "-run";
+    const auto train = [&](const std::string& as, const Arguments& more) {
+      Arguments arguments = FromModel(model, name + "@0", as, more);
+      std::replace(arguments.begin(), arguments.end(), std::string("train.train_iters=2"), std::string("train.train_iters=4"));
+      const v1::Job job = service_.WaitForEnd(service_.Submit(arguments));
+      EXPECT_EQ(job.state(), v1::JOB_STATE_SUCCEEDED) << job.detail();
+      return service_.TrainPoints(job.job_id());
+    };
+    const auto straight = train(name + "-straight", {});
+    const auto again = train(
+        name + "-again", {"model.recompute_granularity=full", "model.recompute_method=uniform", "model.recompute_num_layers=1"});
+    const auto first = train(run, {"train.exit_interval=2"});
+    ASSERT_THAT(straight, SizeIs(4));
+    ASSERT_THAT(again, SizeIs(4));
+    ASSERT_THAT(first, SizeIs(2));
+    Arguments resume = FromModel(model, "", run, {"--start", "resume"});
+    std::replace(resume.begin(), resume.end(), std::string("train.train_iters=2"), std::string("train.train_iters=4"));
+    const v1::Job resumed = service_.WaitForEnd(service_.Submit(resume));
+    ASSERT_EQ(resumed.state(), v1::JOB_STATE_SUCCEEDED) << resumed.detail();
+    const auto second = service_.TrainPoints(resumed.job_id());
+    ASSERT_THAT(second, SizeIs(2));
+    for (size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(again[i].lm_loss(), straight[i].lm_loss()) << i;
+      EXPECT_EQ((i < 2 ? first[i] : second[i - 2]).lm_loss(), straight[i].lm_loss()) << i;
+      EXPECT_EQ((i < 2 ? first[i] : second[i - 2]).grad_norm(), straight[i].grad_norm()) << i;
+    }
+    const std::filesystem::path root = service_.Checkpoints(run)[0].path();
+    const std::string target = (root.parent_path().parent_path().parent_path() / (name + "-hf")).string();
+    const CommandResult exported = service_.Mbctl({"convert", "export", "--from", run + "@4", "--hf", target, "--wait"});
+    ASSERT_THAT(exported, Exited(0)) << exported.err;
+    EXPECT_EQ(ReadFile(target + "/config.json"), ReadFile(Fixture(name) / "config.json"));
+    EXPECT_THAT(service_.Mbctl({"convert", "verify", "--from", run + "@4", "--hf", target, "--wait"}), Exited(0));
+    EXPECT_THAT(service_.Mbctl({"convert", "verify", "--from", name + "@0", "--hf", target, "--wait"}), Exited(1))
+        << "it was trained";
   }
 }
 

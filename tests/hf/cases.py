@@ -177,4 +177,39 @@ def cases():
     add("nemotron_h_plain", "nemotron_h", {**hybrid, "layers_block_type": ["mamba", "mlp", "attention", "mamba"]})
     add("nemotron_h_groups", "nemotron_h", {**hybrid, "n_groups": 4, "conv_kernel": 2,
                                             "layers_block_type": ["attention", "mamba"]})
+    add("mamba2_groups", "mamba2", {**mamba, "n_groups": 4, "head_dim": 16, "num_heads": 4, "state_size": 12, "conv_kernel": 2,
+                                    "chunk_size": 7})
+    add("mamba2_one_head", "mamba2", {**mamba, "n_groups": 1, "head_dim": 32, "num_heads": 1, "expand": 1, "use_bias": True})
+    add("falcon_h1_one_kv_head", "falcon_h1", {**falcon, "num_key_value_heads": 1, "head_dim": 16, "mamba_n_groups": 3,
+                                               "mamba_d_conv": 2})
+    add("falcon_h1_bias", "falcon_h1", {**falcon, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True})
+    add("falcon_h1_expand", "falcon_h1", {**falcon, "mamba_d_ssm": None, "mamba_expand": 2, "mamba_n_heads": 4, "mamba_d_head": 16,
+                                          "rope_parameters": YARN, "time_step_limit": (0.01, 0.5)})
+    add("nemotron_h_bias", "nemotron_h", {**hybrid, "mlp_bias": True, "layers_block_type": ["mlp", "mamba", "attention"]})
+    add("nemotron_h_one_kv_head", "nemotron_h", {**hybrid, "num_key_value_heads": 1, "head_dim": 16, "n_groups": 1,
+                                                 "mamba_head_dim": 16, "mamba_num_heads": 3, "use_conv_bias": False,
+                                                 "time_step_min": 0.01, "hybrid_override_pattern": "M*-M"})
+    add("nemotron_h_no_attention", "nemotron_h", {**hybrid, "layers_block_type": ["mamba", "mlp"], "conv_kernel": 3})
+
+    following = dense(head_dim=8, num_experts=4, shared_expert_intermediate_size=32, num_hidden_layers=4, linear_key_head_dim=8,
+                      linear_value_head_dim=12, linear_num_key_heads=2, linear_num_value_heads=4, **EXPERTS)
+    add("qwen3_next_plain", "qwen3_next", following)
+    add("qwen3_next_tied", "qwen3_next", {**following, "tie_word_embeddings": True, "norm_topk_prob": False,
+                                          "linear_num_key_heads": 4, "linear_conv_kernel_dim": 2})
+    add("qwen3_next_one_kv_head", "qwen3_next", {**following, "num_key_value_heads": 1, "head_dim": 16, "linear_num_key_heads": 1,
+                                                 "linear_num_value_heads": 3, "linear_key_head_dim": 16, "num_hidden_layers": 2,
+                                                 "layer_types": ["full_attention", "linear_attention"]})
+    add("qwen3_next_dense_layers", "qwen3_next", {**following, "mlp_only_layers": [0, 3], "rope_parameters": {
+        **YARN, "partial_rotary_factor": 0.5}})
+    add("qwen3_next_step", "qwen3_next", {**following, "decoder_sparse_step": 2, "linear_key_head_dim": 6,
+                                          "linear_value_head_dim": 6})
+    add("qwen3_next_linear", "qwen3_next", {**following, "num_hidden_layers": 2, "layer_types": ["linear_attention"] * 2})
+    add("qwen3_next_attention", "qwen3_next", {**following, "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2})
+
+    smol = dense(num_hidden_layers=4)
+    add("smollm3_tied", "smollm3", smol)
+    add("smollm3_untied", "smollm3", {**smol, "tie_word_embeddings": False, "num_key_value_heads": 1})
+    add("smollm3_bias", "smollm3", {**smol, "attention_bias": True, "mlp_bias": True, "no_rope_layer_interval": 2})
+    add("smollm3_listed", "smollm3", {**smol, "no_rope_layers": [0, 1, 1, 0], "rope_parameters": YARN})
+    add("smollm3_window", "smollm3", {**smol, "use_sliding_window": True, "sliding_window": 7, "no_rope_layers": [1, 0, 1, 0]})
     return result

@@ -32,7 +32,8 @@ from safetensors.torch import load_file, save_file
 import cases as tables
 import fresh_models as fresh
 
-TRAINED = ["llama_llama3", "gpt2_tied", "qwen3_moe_normed", "deepseek_v2_yarn_mscale", "gemma2_caps"]
+TRAINED = ["llama_llama3", "gpt2_tied", "qwen3_moe_normed", "deepseek_v2_yarn_mscale", "gemma2_caps", "mamba2_limits",
+           "falcon_h1_scaled", "nemotron_h_plain", "qwen3_next_plain", "smollm3_bias"]
 TRAINING_STEPS = 4
 
 

@@ -18,6 +18,7 @@
 #include "proto/format/training_line.h"
 #include "proto/rpc/status_details.h"
 #include "proto/rpc/version.h"
+#include "recipes/config/word_option.h"
 #include "worker/rank/model_recipe.h"
 #include "worker/rank/preflight.h"
 #include "worker/rank/rank_run.h"
@@ -374,7 +375,7 @@ ConvertCommand::ConvertCommand(CLI::App* app) : flags_(std::make_unique<Flags>()
   convert->require_subcommand(1);
   const auto add_type = [flags](CLI::App* command) {
     command->add_option("--dtype", flags->dtype, "Type of the floating-point tensors; default: as in the source")
-        ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+        ->check(recipes::OneOf({"fp32", "bf16", "fp16"}));
     command->add_flag("--dry-run", flags->dry_run, "Check everything and tell what would be done");
   };
   const auto add_model = [flags](CLI::App* command, const char* hugging_face, const char* megatron) {

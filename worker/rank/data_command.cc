@@ -8,6 +8,7 @@
 #include "engine/data/inspect.h"
 #include "engine/data/preprocess.h"
 #include "engine/data/tokenizer.h"
+#include "recipes/config/word_option.h"
 
 namespace mbridge {
 namespace {
@@ -43,7 +44,7 @@ void DataCommand::DeclarePreprocess() {
   preprocess_
       ->add_option("--format", format_,
                    "auto, jsonl, text (= paragraphs), lines, paragraphs or file (a document a line, paragraph, file)")
-      ->check(CLI::IsMember({"auto", "jsonl", "text", "lines", "paragraphs", "file"}));
+      ->check(recipes::OneOf({"auto", "jsonl", "text", "lines", "paragraphs", "file"}));
   preprocess_->add_option("--json-key", json_key_, "Key of the text in a JSON line");
   preprocess_->add_option("--tokenizer-type", tokenizer_, "ByteLevelTokenizer, or NullTokenizer for text that is ids already");
   preprocess_->add_option("--vocab-size", vocab_size_, "Of NullTokenizer");

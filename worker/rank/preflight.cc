@@ -12,7 +12,6 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/core/file.h"
 #include "engine/data/gpt_data.h"
-#include "engine/train/memory_plan.h"
 #include "engine/train/training_plan.h"
 #include "proto/rpc/status_details.h"
 #include "worker/rank/convert_command.h"
@@ -103,7 +102,7 @@ void CheckMemory(const v1::RankSpec& spec, const TrainingPlan& plan, v1::Preflig
   result->set_free_memory_bytes(free_memory);
   const bool cuda = plan.device == DeviceType::kCuda;
   const int64_t available = cuda ? spec.gpu_memory_bytes() : free_memory / std::max(1, spec.world_size());
-  if (const std::string why = WhyTooLarge(spec.resolved(), plan, available); !why.empty()) {
+  if (const std::string why = WhyTooLarge(spec.resolved(), LayoutResolverOf(spec), plan, available); !why.empty()) {
     AddProblem(result, v1::REASON_OUT_OF_MEMORY, "train.micro_batch_size",
                fmt::format("{} of this node: {}", cuda ? "the GPUs" : "the memory", why));
   }

@@ -12,12 +12,12 @@
 #include "engine/core/device.h"
 #include "engine/core/failpoint.h"
 #include "engine/core/watchdog.h"
-#include "engine/train/memory_plan.h"
 #include "engine/train/throw_status.h"
 #include "engine/train/trainer.h"
 #include "mbridge/v1/config.pb.h"
 #include "proto/format/memory_table.h"
 #include "proto/rpc/version.h"
+#include "recipes/config/resolve.h"
 #include "worker/rank/convert_command.h"
 #include "worker/rank/spool_sink.h"
 #include "worker/spool/attempt_directory.h"
@@ -67,13 +67,14 @@ std::unique_ptr<Watchdog> StartWatchdog(const v1::RankSpec& spec, double seconds
 
 // What to do where an allocation failed although the plan of `planned` bytes fitted into the `available` ones of the start (0: of
 // a host): plan or neighbours differ from what was known.
-std::string AfterOutOfMemory(const v1::ResolvedConfig& resolved, const TrainingPlan& plan, int64_t planned, int64_t available) {
+std::string AfterOutOfMemory(const v1::RankSpec& spec, const TrainingPlan& plan, int64_t planned, int64_t available) {
   if (available == 0) return "lower train.micro_batch_size, or run fewer ranks on this node";
   std::string text = fmt::format(
       "{} MiB were there at the start. End what else uses this GPU (nvidia-smi lists it), or take a layout that needs less:",
       available >> 20);
   const int64_t less = std::min(planned, available) / 10 * 9;
-  for (const std::string& line : LayoutsThatFit(resolved, plan.device, less)) text += "\n  " + line;
+  for (const std::string& line : LayoutsThatFit(spec.resolved(), LayoutResolverOf(spec), plan.device, less))
+    text += "\n  " + line;
   return text;
 }
 
@@ -154,6 +155,12 @@ RunIdentity MakeRunIdentity(const v1::RankSpec& spec) {
   return identity;
 }
 
+LayoutResolver LayoutResolverOf(const v1::RankSpec& spec) {
+  return [&spec](const std::vector<std::string>& overrides, int ranks) {
+    return recipes::ResolveAgain(spec.resolved(), overrides, ranks);
+  };
+}
+
 v1::RankResult RunTraining(const v1::RankSpec& spec, const TrainingPlan& plan, const Context& context,
                            const std::string& rendezvous, EventSink* sink, const EndRank& end) {
   Device& device = DeviceOf(plan.device);
@@ -170,7 +177,7 @@ v1::RankResult RunTraining(const v1::RankSpec& spec, const TrainingPlan& plan, c
       std::min(before.total_bytes, before.free_bytes + memory.runtime_bytes() + static_cast<int64_t>(kOperatorWorkspaceBytes));
   // A test that lets memory.check fail meets the real end of the memory.
   if (before.total_bytes > 0 && MB_FAILPOINT("memory.check") == 0) {
-    if (const std::string why = WhyTooLarge(spec.resolved(), plan, available); !why.empty())
+    if (const std::string why = WhyTooLarge(spec.resolved(), LayoutResolverOf(spec), plan, available); !why.empty())
       throw EngineError(v1::REASON_OUT_OF_MEMORY, why);
   }
   const RunIdentity identity = MakeRunIdentity(spec);
@@ -178,7 +185,7 @@ v1::RankResult RunTraining(const v1::RankSpec& spec, const TrainingPlan& plan, c
   const auto watchdog = StartWatchdog(spec, seconds, end);
   const auto after = [&] {
     return fmt::format("planned for this rank: {}; {}", MemoryLine(memory),
-                       AfterOutOfMemory(spec.resolved(), plan, TotalBytes(memory), available));
+                       AfterOutOfMemory(spec, plan, TotalBytes(memory), available));
   };
   const auto world = MakeWorld(context, rendezvous, spec.rank(), spec.world_size(), seconds);
   try {

@@ -8,6 +8,7 @@
 #include "engine/comm/communicator.h"
 #include "engine/core/op.h"
 #include "engine/train/event_sink.h"
+#include "engine/train/memory_plan.h"
 #include "engine/train/train_state.h"
 #include "mbridge/v1/rank.pb.h"
 
@@ -39,6 +40,9 @@ RunIdentity MakeRunIdentity(const v1::RankSpec& spec);
 // environment, for tests.
 v1::RankResult RunTraining(const v1::RankSpec& spec, const TrainingPlan& plan, const Context& context,
                            const std::string& rendezvous, EventSink* sink, const std::function<void(const v1::RankResult&)>& end);
+
+// Of the job that `spec` belongs to, which must outlive it.
+LayoutResolver LayoutResolverOf(const v1::RankSpec& spec);
 
 // One communicator over all ranks of a job, whose rendezvous files lie in `directory`: NCCL for a context on a GPU, else Gloo.
 // Throws EngineError.

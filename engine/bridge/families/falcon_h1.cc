@@ -21,6 +21,20 @@ ConfigKey InnerWidthKey() {
   return CustomKey({"mamba_d_ssm", "mamba_expand"}, read, write);
 }
 
+// Each by its own switch: add_bias_linear would be the mixer's too.
+ConfigKey BiasKey() {
+  const auto read = [](ConfigReader* from, GptConfig* to) {
+    const bool none = false;
+    to->add_qkv_bias = to->add_attention_output_bias = from->Flag("attention_bias", &none);
+    to->add_mlp_bias = from->Flag("mlp_bias", &none);
+  };
+  const auto write = [](const GptConfig& from, Json* to) {
+    (*to)["attention_bias"] = from.add_attention_output_bias;
+    (*to)["mlp_bias"] = from.add_mlp_bias;
+  };
+  return CustomKey({"attention_bias", "mlp_bias"}, read, write);
+}
+
 // The order of norm and gate says nothing where there is no norm.
 ConfigKey GatedNormKey() {
   const auto read = [](ConfigReader* from, GptConfig* to) {
@@ -91,7 +105,9 @@ std::vector<TensorRule> Tensors() {
                       {{.ours = "decoder.final_layernorm.weight", .theirs = {"model.final_layernorm.weight"}},
                        {.ours = ours + "pre_mlp_layernorm.weight", .theirs = {theirs + "pre_ff_layernorm.weight"}},
                        {.ours = ours + "mlp.linear_fc1.weight", .theirs = {mlp + "gate_proj.weight", mlp + "up_proj.weight"}},
-                       {.ours = ours + "mlp.linear_fc2.weight", .theirs = {mlp + "down_proj.weight"}}},
+                       {.ours = ours + "mlp.linear_fc1.bias", .theirs = {mlp + "gate_proj.bias", mlp + "up_proj.bias"}},
+                       {.ours = ours + "mlp.linear_fc2.weight", .theirs = {mlp + "down_proj.weight"}},
+                       {.ours = ours + "mlp.linear_fc2.bias", .theirs = {mlp + "down_proj.bias"}}},
                       EmbeddingAndHeadTensors(),
                       PreNormTensors(),
                       AttentionTensors()});
@@ -112,8 +128,7 @@ const Architecture& FalconH1Architecture() {
                          RealKey("rms_norm_eps", &GptConfig::layernorm_epsilon, 1e-5),
                          RopeKey({.base = 1e5}),
                          FlagKey("tie_word_embeddings", &GptConfig::tied_embeddings, false),
-                         OnlyKey("attention_bias", false),
-                         OnlyKey("mlp_bias", false),
+                         BiasKey(),
                          OnlyKey("mamba_proj_bias", false),
                          OnlyKey("projectors_bias", false),
                          OnlyKey("mamba_use_mlp", true),

@@ -110,8 +110,10 @@ std::vector<TensorRule> Tensors() {
   add(ours + "self_attention.linear_qkv.weight", {mixer + "q_proj.weight", mixer + "k_proj.weight", mixer + "v_proj.weight"},
       QkvRows, false);
   add(ours + "self_attention.linear_proj.weight", {mixer + "o_proj.weight"}, nullptr, false);
-  add(ours + "mlp.linear_fc1.weight", {mixer + "up_proj.weight"}, nullptr, false);
-  add(ours + "mlp.linear_fc2.weight", {mixer + "down_proj.weight"}, nullptr, false);
+  for (const char* kind : {"weight", "bias"}) {
+    add(ours + "mlp.linear_fc1." + kind, {mixer + "up_proj." + kind}, nullptr, false);
+    add(ours + "mlp.linear_fc2." + kind, {mixer + "down_proj." + kind}, nullptr, false);
+  }
   add("embedding.word_embeddings.weight", {"embeddings.weight"}, nullptr, true);
   add("decoder.final_layernorm.weight", {"norm_f.weight"}, nullptr, false);
   rules.push_back({.ours = "output_layer.weight", .theirs = {"lm_head.weight"}, .vocabulary = true});
@@ -143,7 +145,7 @@ const Architecture& NemotronHArchitecture() {
                RealKey("initializer_range", &GptConfig::init_method_std, 0.02),
                RealKey("attention_dropout", &GptConfig::attention_dropout, 0.0),
                FlagKey("use_conv_bias", &GptConfig::mamba_conv_bias, true), OnlyKey("tie_word_embeddings", false),
-               OnlyKey("use_bias", false), OnlyKey("attention_bias", false), OnlyKey("mlp_bias", false),
+               OnlyKey("use_bias", false), OnlyKey("attention_bias", false), FlagKey("mlp_bias", &GptConfig::add_mlp_bias, false),
                OnlyKey("mamba_proj_bias", false), OnlyKey("mlp_hidden_act", "relu2"), OnlyKey("mamba_hidden_act", "silu"),
                OnlyKey("sliding_window", Json()), OnlyKey("num_nextn_predict_layers", 0), TimeStepLimitKey(), LeastTimeStepKey(),
                MambaFreeKeys(),
