@@ -76,11 +76,12 @@ ops() {
   done
 }
 
+# MEMCHECK: the test programs; all of them by default.
 memcheck() {
   local sanitizer
   sanitizer="$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -n 1)"
   [ -n "$sanitizer" ] || { echo "no compute-sanitizer on this machine"; verdict memcheck 127; return; }
-  for test in "$here"/tests/*_cuda_test; do
+  for test in "$here"/tests/${MEMCHECK:-*_cuda_test}; do
     local status=0 name tests
     name="$(basename "$test")"
     tests="$(run "$test" --gtest_filter='*Small*' --gtest_list_tests 2>/dev/null | grep -c '^  ')"
@@ -450,13 +451,14 @@ gap() {
 }
 
 # The 1B shape in BF16 and in FP8 on the same data. FP8_RECIPES: scalings; `-edges`: first and last layer in BF16, `-whole`: not.
+# FP8_BASE: empty where $OUT/fp8-bf16.log is there already.
 fp8() {
   local rate="${FP8_LR:-5e-6}"
   local shape=(model.seq_length=2048 dataset.seq_length=2048 train.micro_batch_size=4 train.global_batch_size=8
     model.vocab_size=128256 train.train_iters=200 validation.eval_iters=0 scheduler.lr_warmup_iters=10 scheduler.lr_decay_iters=200
     optimizer.lr="$rate" optimizer.min_lr="$rate" logger.log_interval=1 logger.log_throughput=true)
   local name status layers
-  for name in bf16 ${FP8_RECIPES:-current delayed subchannel}; do
+  for name in ${FP8_BASE-bf16} ${FP8_RECIPES:-current delayed subchannel}; do
     status=0 layers=()
     case "$name" in
       bf16) layers=(mixed_precision=bf16_mixed) ;;
