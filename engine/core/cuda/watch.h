@@ -5,9 +5,9 @@
 
 namespace mbridge::cuda {
 
-// `check` gets the seconds waited so far and throws EngineError to end the wait; then all checks are called once more, with infinity.
-// Called from the waiting thread, about every millisecond. One thread of a process drives the GPU: not thread-safe. Returns a key
-// for RemoveWatch.
+// `check` gets the seconds waited so far and throws EngineError to end the wait; then all checks are called once more, with
+// infinity. Called from the waiting thread, about every millisecond. One thread of a process drives the GPU: not thread-safe.
+// Returns a key for RemoveWatch.
 int AddWatch(std::function<void(double)> check);
 void RemoveWatch(int key);
 
