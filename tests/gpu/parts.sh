@@ -495,6 +495,9 @@ moe() {
     model.recompute_granularity=null model.recompute_method=null model.recompute_num_layers=null
 }
 moe2() {
+  bench moe-tp2 deepseek_v2_lite_pretrain_config 2 "${six[@]}" "${deepseek[@]}" "${narrow_optimizer[@]}" \
+    train.global_batch_size=8 model.tensor_model_parallel_size=2 model.sequence_parallel=true \
+    model.recompute_granularity=null model.recompute_method=null model.recompute_num_layers=null
   bench moe-dp2 deepseek_v2_lite_pretrain_config 2 "${six[@]}" "${deepseek[@]}" "${narrow_optimizer[@]}" \
     train.global_batch_size=16 ddp.use_distributed_optimizer=true
 }
