@@ -258,9 +258,9 @@ template <class F> bool WithWarpHold(int64_t vectors, F&& f) {
   return false;
 }
 
-// Allows the kernel `bytes` of dynamic shared memory.
+// Allows the kernel `bytes` of dynamic shared memory. Of the 48 KiB that need no leave, the kernel's static part is taken off.
 template <class Kernel> void AllowShared(Kernel* kernel, int64_t bytes) {
-  if (bytes > 48 << 10)
+  if (bytes > 46 << 10)
     MB_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
 }
 
