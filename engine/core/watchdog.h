@@ -5,10 +5,14 @@
 // and cost some ten nanoseconds, with or without a watchdog. At most one watchdog a process.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <memory>
+#include <new>
 #include <string>
 
+#include "engine/core/error.h"
+#include "engine/core/failpoint.h"
 #include "mbridge/v1/reason.pb.h"
 
 namespace mbridge {
@@ -30,6 +34,23 @@ void NoteIdle();
 void NoteProgress();
 // The rank fails for this reason and unwinds; the first call counts.
 void NoteFault(v1::Reason reason, const std::string& detail);
+
+// Returns f(). What it throws is noted before the unwinding, which may hang in the driver.
+template <class F> auto NotingFaults(F&& f) {
+  try {
+    return f();
+  } catch (const EngineError& error) {
+    NoteFault(error.reason(), error.what());
+    MB_FAILPOINT("rank.unwind");
+    throw;
+  } catch (const std::bad_alloc&) {
+    NoteFault(v1::REASON_OUT_OF_MEMORY, "an allocation of host memory failed");
+    throw;
+  } catch (const std::exception& error) {
+    NoteFault(v1::REASON_ENGINE_ERROR, error.what());
+    throw;
+  }
+}
 
 // Which ranks of this node keep the others waiting, as a clause: "rank 1 has not run for 60 s: it is stopped or lost". Empty
 // where that is not known, which includes every process without a watchdog.

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <future>
 #include <optional>
+#include <stdexcept>
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -61,6 +62,25 @@ TEST_F(WatchdogTest, EndsAProcessWhoseCollectiveDoesNotFinish) {
   EXPECT_GE(std::chrono::steady_clock::now() - begin, milliseconds(300));
   EXPECT_EQ(end->reason, v1::REASON_COLLECTIVE_TIMEOUT);
   EXPECT_THAT(end->detail, HasSubstr("all-reduce in group world/data has not finished within 0.2 s"));
+}
+
+TEST_F(WatchdogTest, HearsOfWhatIsThrownBeforeTheUnwinding) {
+  const Watchdog watchdog(Options(60, 0.1));
+  EXPECT_EQ(NotingFaults([] { return 7; }), 7);
+  EXPECT_THROW(NotingFaults([] { throw std::bad_alloc(); }), std::bad_alloc);
+  const auto end = EndWithin(milliseconds(5000));
+  ASSERT_TRUE(end.has_value());
+  EXPECT_EQ(end->reason, v1::REASON_OUT_OF_MEMORY);
+  EXPECT_THAT(end->detail, HasSubstr("host memory"));
+}
+
+TEST_F(WatchdogTest, HearsOfExceptionsOfLibraries) {
+  const Watchdog watchdog(Options(60, 0.1));
+  EXPECT_THROW(NotingFaults([] { throw std::length_error("too long"); }), std::length_error);
+  const auto end = EndWithin(milliseconds(5000));
+  ASSERT_TRUE(end.has_value());
+  EXPECT_EQ(end->reason, v1::REASON_ENGINE_ERROR);
+  EXPECT_THAT(end->detail, HasSubstr("too long"));
 }
 
 TEST_F(WatchdogTest, LeavesARankAloneThatGoesOnOrWaitsForNobody) {

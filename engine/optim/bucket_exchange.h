@@ -1,7 +1,7 @@
 // Data-parallel traffic of the parameter buffers by buckets: stretches of equal length, of which with a sharded optimizer each
 // rank owns an equal part. Gradients are reduced from the buffer's end to its begin, the order in which backward finishes them;
 // updated values are gathered from the begin on, the order in which forward reads them. With overlap the traffic goes on a side
-// stream and a communicator of its own, while the model computes; the numbers are the same.
+// stream and a communicator of its own, while the model computes; the numbers are those without overlap.
 //
 // Every rank calls the same methods in the same order, from one thread. Collectives throw EngineError.
 #pragma once
@@ -52,8 +52,8 @@ class BucketExchange : public PassObserver {
   // From now on gradients that GradientsAdded names are final: reductions begin where overlap_reduce says so.
   void BeginLastBackward();
   void GradientsAdded(int first) override;
-  // The context's stream goes on with gradients that are the mean over the ranks, summed in rank order: in the whole buffer, or
-  // in this rank's own parts. Starts what has not begun.
+  // The context's stream goes on with gradients that are the mean over the ranks: in the whole buffer, or in this
+  // rank's own parts. Starts what has not begun.
   void FinishReduction();
 
   // Bucket by bucket in ascending order, after this rank's part was updated; sharded only.

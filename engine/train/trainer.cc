@@ -7,6 +7,7 @@
 
 #include "engine/core/device.h"
 #include "engine/core/failpoint.h"
+#include "engine/core/watchdog.h"
 #include "engine/train/memory_plan.h"
 #include "engine/train/precision_parts.h"
 #include "engine/train/throw_status.h"
@@ -33,6 +34,10 @@ Trainer::Trainer(const TrainingPlan& plan, const Context& context, const RunIden
       batch_(static_cast<int>(plan.micro_batch_size), plan.model.seq_length),
       interval_(&plan, &state_.interval),
       begin_(std::chrono::steady_clock::now()) {
+  NotingFaults([this] { Prepare(); });  // Here: the members' unwinding may hang.
+}
+
+void Trainer::Prepare() {
   if (plan_.graphs == GptModel::Graphs::kCall) iteration_batches_.assign(static_cast<size_t>(plan_.microbatches), batch_);
   GptDataConfig data = plan_.data;
   data.write_cache = is_root();

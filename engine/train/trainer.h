@@ -29,6 +29,8 @@ class Trainer {
   v1::RankResult Run();
 
  private:
+  // Datasets, weights, where to go on.
+  void Prepare();
   bool is_root() const { return world_->rank() == 0; }
   IterationResult TrainIteration();
   // Throws NAN_LOSS where the plan says that such an iteration ends the run.

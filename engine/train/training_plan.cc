@@ -218,7 +218,8 @@ absl::StatusOr<TrainingPlan> MakeTrainingPlan(const v1::ResolvedConfig& resolved
   if (graphs == "full_iteration") plan.graphs = GptModel::Graphs::kCall;
   if (config.model().has_cuda_graph_warmup_steps()) plan.graph_warm_up = config.model().cuda_graph_warmup_steps();
   plan.seed = static_cast<uint64_t>(config.rng().seed());
-  plan.collective_timeout_seconds = 60.0 * static_cast<double>(config.dist().distributed_timeout_minutes());
+  // At most 31 years: libraries count in nanoseconds of 64 bits.
+  plan.collective_timeout_seconds = std::min(1e9, 60.0 * static_cast<double>(config.dist().distributed_timeout_minutes()));
   if (!problems.empty()) return InvalidFields(v1::REASON_INVALID_CONFIG, problems);
   return plan;
 }

@@ -65,7 +65,9 @@ TEST(OverrideFuzz, EveryMegatronLineIsTranslatedOrRefused) {
   for (int i = 0; i < fuzz::Rounds(500); ++i) {
     const std::string text = mutate(line);
     const auto translation = TranslateFromMegatron(text);
-    if (!translation.ok()) ASSERT_FALSE(translation.status().message().empty()) << text;
+    if (!translation.ok()) {
+      ASSERT_FALSE(translation.status().message().empty()) << text;
+    }
   }
 }
 

@@ -71,7 +71,7 @@ absl::StatusOr<const ConfigFile*> FindRecipeFile(const std::string& name_or_alia
   }
   return MakeStatus(
       absl::StatusCode::kNotFound, v1::REASON_UNKNOWN_RECIPE,
-      "there is no recipe '" + name_or_alias + "'" + DidYouMean(name_or_alias, names) + " `mbctl recipe ls` lists the recipes");
+      "there is no recipe '" + name_or_alias + "'; `mbctl recipe ls` lists the recipes" + DidYouMean(name_or_alias, names));
 }
 
 absl::StatusOr<std::vector<const ConfigFile*>> RecipeChain(const ConfigFile& recipe) {

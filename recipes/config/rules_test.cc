@@ -217,7 +217,9 @@ TEST(Rules, NarrowPrecisions) {
     const v1::ModelConfig& model = resolved->config().model();
     EXPECT_EQ(model.fp8(), e.fp8);
     EXPECT_EQ(model.fp4(), *e.fp8 == 0 ? "e2m1" : "");
-    if (*e.fp8 != 0) EXPECT_EQ(model.fp8_recipe(), e.recipe);
+    if (*e.fp8 != 0) {
+      EXPECT_EQ(model.fp8_recipe(), e.recipe);
+    }
     EXPECT_EQ(model.fp16(), e.fp16);
     EXPECT_EQ(model.first_last_layers_bf16(), e.first >= 0);
     if (e.first >= 0) {

@@ -28,6 +28,8 @@ void ValidateSides(ConfigState* state) {
     divides("model.kv_channels", "the width of the heads", context);
     divides("model.num_query_groups", "the width of queries, keys and values",
             context + 2 * m.kv_channels() * m.num_query_groups() / ranks);
+  } else {
+    divides("model.v_head_dim", "the width of the heads", m.num_attention_heads() * m.v_head_dim() / ranks);
   }
   divides("train.micro_batch_size", "with model.seq_length the tokens of a micro-batch",
           state->config.train().micro_batch_size() * m.seq_length());

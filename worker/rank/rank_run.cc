@@ -78,17 +78,6 @@ std::string AfterOutOfMemory(const v1::RankSpec& spec, const TrainingPlan& plan,
   return text;
 }
 
-// The watchdog hears of a fault before the unwinding, which may hang in the driver.
-v1::RankResult RunNotingFaults(Trainer* trainer) {
-  try {
-    return trainer->Run();
-  } catch (const EngineError& error) {
-    NoteFault(error.reason(), error.what());
-    MB_FAILPOINT("rank.unwind");
-    throw;
-  }
-}
-
 std::unique_ptr<SpoolSink> MakeSpoolSink(const v1::RankSpec& spec, const std::string& path) {
   const bool log_throughput = spec.resolved().config().logger().log_throughput();
   return std::make_unique<SpoolSink>(ValueOrThrow(spool::RecordWriter::Open(path)), log_throughput);
@@ -190,7 +179,7 @@ v1::RankResult RunTraining(const v1::RankSpec& spec, const TrainingPlan& plan, c
   const auto world = MakeWorld(context, rendezvous, spec.rank(), spec.world_size(), seconds);
   try {
     Trainer trainer(plan, context, identity, world.get(), sink, InstallStopHandler());
-    const v1::RankResult result = RunNotingFaults(&trainer);
+    const v1::RankResult result = NotingFaults([&] { return trainer.Run(); });
     if (const Device::Memory now = device.MemoryNow(); now.total_bytes > 0) {
       const int64_t used = now.total_bytes - now.free_bytes, planned = TotalBytes(memory);
       say(fmt::format("memory of rank {}: {} MiB of the GPU's {} are in use at the end, {} planned ({:+.1f} %)", spec.rank(),

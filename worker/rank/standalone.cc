@@ -44,8 +44,12 @@ class TerminalSink : public EventSink {
   }
   void CheckpointWritten(const v1::Checkpoint& checkpoint) override {
     std::printf("checkpoint of iteration %ld written to %s\n", static_cast<long>(checkpoint.step()), checkpoint.path().c_str());
+    std::fflush(stdout);  // A watchdog's end skips what exit() would do.
   }
-  void Message(const std::string& text) override { std::printf("%s\n", text.c_str()); }
+  void Message(const std::string& text) override {
+    std::printf("%s\n", text.c_str());
+    std::fflush(stdout);
+  }
 
  private:
   const bool log_throughput_;
