@@ -49,7 +49,7 @@ const std::vector<std::string>& Header() {
 
 std::vector<std::string> Row(const v1::MetricPoint& point) {
   const bool train = point.kind() == v1::METRIC_KIND_TRAIN;
-  const auto if_train = [train](std::string text) { return train ? text : std::string("-"); };
+  const auto if_train = [train](const std::string& text) { return train ? text : std::string("-"); };
   return {KindName(point),
           fmt::format("{}", point.attempt()),
           fmt::format("{}", point.step()),

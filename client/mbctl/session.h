@@ -75,9 +75,9 @@ absl::StatusOr<double> ParseDuration(const std::string& text);
 }  // namespace mbridge::mbctl
 
 // Inside a command: x = value of a StatusOr, or prints the error and returns its exit code.
-#define MBCTL_ASSIGN_OR_FAIL_IMPL(var, lhs, session, expr) \
-  auto var = (expr);                                       \
-  if (!var.ok()) return (session).Fail(var.status());      \
-  lhs = std::move(var).value()
+#define MBCTL_ASSIGN_OR_FAIL_IMPL(var, lhs, session, expr)                                     \
+  auto var = (expr);                                  /* NOLINT(bugprone-macro-parentheses) */ \
+  if (!var.ok()) return (session).Fail(var.status()); /* NOLINT(bugprone-macro-parentheses) */ \
+  lhs = std::move(var).value()                        /* NOLINT(bugprone-macro-parentheses): both may be declarations */
 #define MBCTL_ASSIGN_OR_FAIL(lhs, session, expr) \
   MBCTL_ASSIGN_OR_FAIL_IMPL(MB_CONCAT(mbctl_status_or_, __LINE__), lhs, session, expr)

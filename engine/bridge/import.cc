@@ -47,8 +47,8 @@ absl::StatusOr<PreparedImport> Prepare(const ImportOptions& options) {
       std::string& users = used_by[tensor.name];
       users += (users.empty() ? "" : ", ") + mapping.ours;
     }
-    std::vector<int64_t> shape;
-    for (int axis = 0; axis < mapping.shape.rank(); ++axis) shape.push_back(mapping.shape[axis]);
+    std::vector<int64_t> shape(static_cast<size_t>(mapping.shape.rank()));
+    for (int axis = 0; axis < mapping.shape.rank(); ++axis) shape[static_cast<size_t>(axis)] = mapping.shape[axis];
     plan.result.push_back(
         {mapping.ours, std::string(NameOf(dtype)), shape, prepared.entries.back().bytes(), absl::StrJoin(from, ", ")});
     plan.result_bytes += prepared.entries.back().bytes();

@@ -98,7 +98,7 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_b
 absl::Status WriteFileDurably(const std::string& path, std::string_view content) {
   const std::string temporary = fmt::format("{}.tmp-{}", path, getpid());
   MB_RETURN_IF_ERROR(RemoveAll(temporary));
-  const absl::Status written = [&]() -> absl::Status {
+  absl::Status written = [&]() -> absl::Status {
     MB_ASSIGN_OR_RETURN(FileWriter writer, FileWriter::Create(temporary));
     MB_RETURN_IF_ERROR(writer.Write(content));
     MB_RETURN_IF_ERROR(writer.SyncAndClose());
@@ -116,8 +116,8 @@ absl::Status RenameDurably(const std::string& from, const std::string& to) {
     if (access(to.c_str(), F_OK) == 0) return FileError(EEXIST, "rename to", to);
     if (rename(from.c_str(), to.c_str()) != 0) return FileError(errno, "rename to", to);
   }
-  const absl::Status synced = SyncDirectory(ParentDirectory(to));
-  if (!synced.ok()) rename(to.c_str(), from.c_str());
+  absl::Status synced = SyncDirectory(ParentDirectory(to));
+  if (!synced.ok() && rename(to.c_str(), from.c_str()) != 0) return FileError(errno, "move back", to);
   return synced;
 }
 

@@ -49,9 +49,9 @@ const v1::ReasonInfo& InfoOf(v1::Reason reason);
 
 #define MB_CONCAT_INNER(a, b) a##b
 #define MB_CONCAT(a, b) MB_CONCAT_INNER(a, b)
-#define MB_ASSIGN_OR_RETURN_IMPL(var, lhs, expr) \
-  auto var = (expr);                             \
-  if (!var.ok()) return std::move(var).status(); \
-  lhs = std::move(var).value()
+#define MB_ASSIGN_OR_RETURN_IMPL(var, lhs, expr)                                          \
+  auto var = (expr);                             /* NOLINT(bugprone-macro-parentheses) */ \
+  if (!var.ok()) return std::move(var).status(); /* NOLINT(bugprone-macro-parentheses) */ \
+  lhs = std::move(var).value()                   /* NOLINT(bugprone-macro-parentheses): both may be declarations */
 // MB_ASSIGN_OR_RETURN(auto x, F()): x = value of a StatusOr, or returns its status.
 #define MB_ASSIGN_OR_RETURN(lhs, expr) MB_ASSIGN_OR_RETURN_IMPL(MB_CONCAT(mb_status_or_, __LINE__), lhs, expr)
