@@ -13,6 +13,7 @@
 #include "engine/core/device.h"
 #include "engine/core/parameter.h"
 #include "engine/core/pass_observer.h"
+#include "engine/model/layer_groups.h"
 #include "engine/model/microbatch_inputs.h"
 #include "engine/model/narrow_linears.h"
 #include "engine/model/output_head.h"
@@ -36,27 +37,6 @@ void CheckIds(const char* what, const int32_t* ids, int64_t count, int64_t end) 
   if (bad == ids + count) return;
   throw EngineError(v1::REASON_DATA_ERROR,
                     fmt::format("{} {} at place {} of the microbatch: 0 to {}", what, *bad, bad - ids, end - 1));
-}
-
-// Neighbouring layers. `again`: their activations, but for the first one's input, share memory with those of other such groups
-// and are made again in backward.
-struct LayerGroup {
-  int64_t begin = 0, end = 0;
-  bool again = false;
-  PhiloxStream default_stream, model_parallel;  // Where the streams stood before the group.
-};
-
-std::vector<LayerGroup> GroupsOf(const GptConfig& c) {
-  const bool uniform = c.recompute == Recompute::kUniform, block = c.recompute == Recompute::kBlock;
-  const int64_t recomputed = uniform ? c.num_layers : block ? std::min(c.recompute_num_layers, c.num_layers) : 0;
-  std::vector<LayerGroup> groups;
-  for (int64_t begin = 0; begin < c.num_layers;) {
-    const bool again = begin < recomputed;
-    const int64_t length = !again ? c.num_layers : uniform ? c.recompute_num_layers : 1;
-    groups.push_back({begin, std::min(begin + length, c.num_layers), again, {}, {}});
-    begin += length;
-  }
-  return groups;
 }
 
 // Everything that a microbatch writes, allocated once.

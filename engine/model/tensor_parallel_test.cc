@@ -304,7 +304,9 @@ TEST_P(TensorParallelModel, ReplicasAreDrawnAlike) {
       if (parameter.spec.shape.rank() < 2) continue;
       const std::vector<float> mine = Floats(parameter.value);
       group.Broadcast(parameter.value, 0);
-      if (group.rank() > 0) EXPECT_EQ(mine == Floats(parameter.value), parameter.spec.shard_axis < 0) << parameter.spec.name;
+      if (group.rank() > 0) {
+        EXPECT_EQ(mine == Floats(parameter.value), parameter.spec.shard_axis < 0) << parameter.spec.name;
+      }
     }
   });
 }
