@@ -29,6 +29,7 @@ double SecondsBetween(Clock::time_point begin, Clock::time_point end) {
 struct alignas(64) Pulse {
   std::atomic<int64_t> beat{0};     // Clock's ticks; 0: never ran here.
   std::atomic<int64_t> entered{0};  // Collectives.
+  std::atomic<int64_t> reading{0};  // Clock's ticks when it began to read data; 0: it does not read.
 };
 static_assert(std::atomic<int64_t>::is_always_lock_free && sizeof(Pulse) == 64);
 
@@ -69,6 +70,8 @@ struct State {
   std::mutex mutex;
   int waits = 0;
   bool enqueued = false;
+  int reading = 0;  // Threads that read data.
+  Clock::time_point reading_since;
   Clock::time_point since;  // The last progress.
   const char* what = "a collective";
   std::string group;
@@ -78,13 +81,19 @@ struct State {
   const WatchdogOptions* options = nullptr;
   std::span<Pulse> pulses;
 
-  bool under_way() const { return waits > 0 || enqueued; }
+  bool under_way() const { return waits > 0 || (enqueued && reading == 0); }
+  Pulse* own_pulse() const {
+    return options == nullptr || pulses.empty() ? nullptr : &pulses[static_cast<size_t>(options->rank)];
+  }
 };
 
 State& TheState() {
   static State* const state = new State;  // Never destroyed: the last notes come from static destructors.
   return *state;
 }
+
+int64_t TicksOf(Clock::time_point time) { return time.time_since_epoch().count(); }
+Clock::time_point TimeOf(int64_t ticks) { return Clock::time_point(Clock::duration(ticks)); }
 
 std::string JoinRanks(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank" : "ranks";
@@ -97,12 +106,12 @@ std::string LateRanksLocked(const State& state) {
   const Clock::time_point now = Clock::now();
   const double silent = std::max(2.0, state.options->timeout_seconds / 2);
   std::vector<int> lost, behind;
-  double longest = 0;
+  double longest = 0, longest_reading = 0;
   int64_t least = state.entered;
   for (size_t r = 0; r < state.pulses.size(); ++r) {
     const int64_t beat = state.pulses[r].beat.load();
     if (beat == 0 || static_cast<int>(r) == state.options->rank) continue;
-    const double age = SecondsBetween(Clock::time_point(Clock::duration(beat)), now);
+    const double age = SecondsBetween(TimeOf(beat), now);
     if (age > silent) {
       lost.push_back(static_cast<int>(r));
       longest = std::max(longest, age);
@@ -117,8 +126,13 @@ std::string LateRanksLocked(const State& state) {
                        longest);
   }
   if (!behind.empty()) {
-    return fmt::format("{} did not arrive: {} collective{} behind rank {}", JoinRanks(behind), state.entered - least,
-                       state.entered - least == 1 ? "" : "s", state.options->rank);
+    for (const int r : behind) {
+      const int64_t reading = state.pulses[static_cast<size_t>(r)].reading.load();
+      if (reading != 0) longest_reading = std::max(longest_reading, SecondsBetween(TimeOf(reading), now));
+    }
+    return fmt::format("{} did not arrive: {} collective{} behind rank {}{}", JoinRanks(behind), state.entered - least,
+                       state.entered - least == 1 ? "" : "s", state.options->rank,
+                       longest_reading < 1 ? "" : fmt::format(", reading data for {:.0f} s", longest_reading));
   }
   return "";
 }
@@ -128,8 +142,7 @@ void EnterLocked(const char* what, const std::string& group, State* state) {
   state->what = what;
   state->group = group;
   ++state->entered;
-  if (state->options == nullptr || state->pulses.empty()) return;
-  state->pulses[static_cast<size_t>(state->options->rank)].entered.store(state->entered);
+  if (Pulse* const pulse = state->own_pulse()) pulse->entered.store(state->entered);
 }
 
 }  // namespace
@@ -153,6 +166,23 @@ WaitNote::~WaitNote() {
   const std::lock_guard lock(state.mutex);
   state.since = Clock::now();
   --state.waits;
+}
+
+ReadingNote::ReadingNote() {
+  State& state = TheState();
+  const std::lock_guard lock(state.mutex);
+  if (++state.reading > 1) return;
+  state.reading_since = Clock::now();
+  if (Pulse* const pulse = state.own_pulse()) pulse->reading.store(TicksOf(state.reading_since));
+}
+
+ReadingNote::~ReadingNote() {
+  State& state = TheState();
+  const std::lock_guard lock(state.mutex);
+  if (--state.reading > 0) return;
+  if (Pulse* const pulse = state.own_pulse()) pulse->reading.store(0);
+  const Clock::time_point now = Clock::now();
+  if (state.waits == 0) state.since = std::min(now, state.since + (now - state.reading_since));
 }
 
 void NoteEnqueued(const char* what, const std::string& group) {
@@ -221,7 +251,7 @@ class Watchdog::Impl {
  private:
   void Beat() {
     if (file_.pulses().empty()) return;
-    file_.pulses()[static_cast<size_t>(options_.rank)].beat.store(Clock::now().time_since_epoch().count());
+    file_.pulses()[static_cast<size_t>(options_.rank)].beat.store(TicksOf(Clock::now()));
   }
 
   void Run() {

@@ -26,6 +26,15 @@ class WaitNote {
   WaitNote(const WaitNote&) = delete;
   WaitNote& operator=(const WaitNote&) = delete;
 };
+// While it lives the training thread reads data: it waits for nobody, however long that takes. What is enqueued on a device,
+// which the host cannot see to be done, is not watched meanwhile, and the time does not count; a WaitNote of another thread is.
+class ReadingNote {
+ public:
+  ReadingNote();
+  ~ReadingNote();
+  ReadingNote(const ReadingNote&) = delete;
+  ReadingNote& operator=(const ReadingNote&) = delete;
+};
 // A collective is enqueued on a device: work that needs other ranks is under way until NoteIdle.
 void NoteEnqueued(const char* what, const std::string& group);
 // The device has done all that was enqueued.

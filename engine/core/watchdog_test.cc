@@ -121,6 +121,27 @@ TEST_F(WatchdogTest, AWaitIsWatchedAndLeavesWhatWasUnderWay) {
   EXPECT_EQ(ended.wait_for(milliseconds(5000)), std::future_status::ready);
 }
 
+TEST_F(WatchdogTest, TheTimeOfReadingDataDoesNotCount) {
+  const Watchdog watchdog(Options(0.4, 0.1));
+  std::future<End> ended = ended_.get_future();
+  NoteEnqueued("all-gather", "world");
+  {
+    const ReadingNote reading;
+    std::this_thread::sleep_for(milliseconds(1000));
+  }
+  std::this_thread::sleep_for(milliseconds(100));
+  EXPECT_EQ(ended.wait_for(milliseconds(0)), std::future_status::timeout) << "the device may have done it long ago";
+  ASSERT_EQ(ended.wait_for(milliseconds(5000)), std::future_status::ready) << "nothing is read any more";
+  EXPECT_THAT(ended.get().detail, HasSubstr("all-gather in group world has not finished within 0.4 s"));
+}
+
+TEST_F(WatchdogTest, AWaitIsWatchedWhileAnotherThreadReadsData) {
+  const Watchdog watchdog(Options(0.2, 0.1));
+  const WaitNote wait("all-reduce", "world");
+  const ReadingNote reading;
+  EXPECT_TRUE(EndWithin(milliseconds(5000)).has_value());
+}
+
 TEST_F(WatchdogTest, ARankThatHangsAfterAFaultEndsWithTheFirst) {
   const Watchdog watchdog(Options(4, 0.2));
   NoteFault(v1::REASON_OUT_OF_MEMORY, "cannot allocate 5 MiB");
@@ -158,25 +179,27 @@ TEST_F(WatchdogTest, NamesTheRankThatIsStopped) {
   EXPECT_THAT(end->detail, HasSubstr("all-gather in group world has not finished within 2.4 s: rank 1 has not run for "));
 }
 
-TEST_F(WatchdogTest, NamesTheRankThatIsBehind) {
+TEST_F(WatchdogTest, NamesTheRankThatIsBehindAndReads) {
   EXPECT_EQ(LateRanks(), "") << "without a watchdog nothing is known";
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
     const Watchdog watchdog(Options(60, 10, 1));
+    { const ReadingNote over; }
     { const WaitNote note("all-reduce", "world"); }
+    const ReadingNote reading;
     for (;;) ::pause();
   }
   const Watchdog watchdog(Options(60, 10));
   for (int i = 0; i < 3; ++i) NoteEnqueued("all-reduce", "world");
   std::string late;
-  for (int i = 0; i < 100 && late.find(": 2 ") == std::string::npos; ++i) {
+  for (int i = 0; i < 100 && late.find("reading") == std::string::npos; ++i) {
     late = LateRanks();
     std::this_thread::sleep_for(milliseconds(50));
   }
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
-  EXPECT_EQ(late, "rank 1 did not arrive: 2 collectives behind rank 0");
+  EXPECT_EQ(late, "rank 1 did not arrive: 2 collectives behind rank 0, reading data for 1 s");
 }
 
 }  // namespace

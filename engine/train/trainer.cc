@@ -95,12 +95,19 @@ v1::RankResult Trainer::Run() {
   return Finish(v1::REASON_COMPLETED, fmt::format("finished iteration {}", state_.step));
 }
 
+// Collectives enqueued before may be done long before slow storage is: the watchdog shall not blame them.
+bool Trainer::Read(MicrobatchLoader* loader, Batch* batch) {
+  const ReadingNote note;
+  MB_FAILPOINT("train.read");
+  return loader->Next(batch);
+}
+
 IterationResult Trainer::TrainIteration() {
   state_.parameters().ZeroGradients(context_);
   const float loss_scale = state_.optimizer().loss_scaler().scale();
   const float grad_scale = loss_scale / static_cast<float>(plan_.microbatches);
   const auto next = [this](Batch* batch) {
-    if (train_loader_->Next(batch)) return ViewOf(*batch);
+    if (Read(train_loader_.get(), batch)) return ViewOf(*batch);
     throw EngineError(v1::REASON_DATA_ERROR, fmt::format("the training data end after {} samples", train_loader_->consumed()));
   };
   if (iteration_batches_.empty()) {
@@ -171,7 +178,7 @@ bool Trainer::Evaluate(const Dataset* dataset, int64_t* consumed, v1::MetricKind
   for (int64_t i = 0; i < plan_.eval_iters * plan_.microbatches; ++i) {
     MB_FAILPOINT("train.evaluation");
     if (i % plan_.microbatches == 0 && StopRequested()) return false;
-    if (!loader.Next(&batch_)) {
+    if (!Read(&loader, &batch_)) {
       throw EngineError(v1::REASON_DATA_ERROR, fmt::format("the evaluation data end after {} samples", loader.consumed()));
     }
     state_.model().AddEvaluation(ViewOf(batch_));

@@ -32,6 +32,8 @@ class Trainer {
   // Datasets, weights, where to go on.
   void Prepare();
   bool is_root() const { return world_->rank() == 0; }
+  // False, batch untouched: the data are at their end.
+  static bool Read(MicrobatchLoader* loader, Batch* batch);
   IterationResult TrainIteration();
   // Throws NAN_LOSS where the plan says that such an iteration ends the run.
   void CheckFinite(const IterationResult& result);

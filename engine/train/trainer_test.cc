@@ -10,10 +10,14 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <future>
 #include <iterator>
 #include <map>
 
 #include "engine/comm/test_support.h"
+#include "engine/core/failpoint.h"
+#include "engine/core/watchdog.h"
 #include "recipes/config/resolve.h"
 
 namespace mbridge {
@@ -28,6 +32,7 @@ class Recorder : public EventSink {
   void Started(const v1::RankStarted& started) override { first_step = started.first_step(); }
   void Metric(const v1::MetricPoint& point) override {
     points.push_back(point);
+    if (on_metric) on_metric(point);
     const bool last_of_step = (point.kind() == v1::METRIC_KIND_VALIDATION) == (point.step() % 2 == 0);
     if (last_of_step && stop_after > 0 && point.step() + 1 == stop_after) stop.store(true);
     if (point.kind() == v1::METRIC_KIND_TRAIN && point.step() == stop_in_evaluation_of) stop.store(true);
@@ -41,6 +46,7 @@ class Recorder : public EventSink {
   std::vector<std::string> messages;
   int64_t stop_after = 0;              // Iteration at whose end the run stops.
   int64_t stop_in_evaluation_of = -1;  // The stop comes after that iteration has looked for it.
+  std::function<void(const v1::MetricPoint&)> on_metric;
   std::atomic<bool> stop{false};
 };
 
@@ -550,6 +556,30 @@ TEST_F(TrainerTest, NaNLossIsReportedAndEndsTheRunWithoutACheckpoint) {
   ASSERT_FALSE(recorder.points.empty());
   EXPECT_GE(recorder.points.back().nan_iterations() + recorder.points.back().skipped_iterations(), 1);
   EXPECT_TRUE(recorder.checkpoints.empty());
+}
+
+// As on a GPU, where the host does not know whether the gather after an update is done.
+TEST_F(TrainerTest, DataThatComeLateAreNoFaultOfACollective) {
+  std::promise<std::string> ended;
+  WatchdogOptions options;
+  options.timeout_seconds = 0.6;
+  options.grace_seconds = 0.2;
+  options.end = [&](v1::Reason, const std::string& detail) { ended.set_value(detail); };
+  const Watchdog watchdog(options);
+  for (const char* read : {"3", "6"}) {  // Of the training, of an evaluation: two microbatches each.
+    ASSERT_EQ(::setenv("MB_FAILPOINTS", (std::string("train.read=sleep:1500@") + read).c_str(), 1), 0);
+    ReloadFailpoints();
+    std::filesystem::remove_all(directory_ / "run");
+    Recorder recorder;
+    recorder.on_metric = [](const v1::MetricPoint& point) {
+      point.kind() == v1::METRIC_KIND_TRAIN ? NoteEnqueued("all-gather", "world") : NoteIdle();
+    };
+    Run({"train.train_iters=2", "optimizer.lr=1e-3", "optimizer.min_lr=0", "logger.log_interval=1"}, &recorder, read);
+  }
+  ::unsetenv("MB_FAILPOINTS");
+  ReloadFailpoints();
+  std::future<std::string> detail = ended.get_future();
+  EXPECT_EQ(detail.wait_for(std::chrono::seconds(0)), std::future_status::timeout) << detail.get();
 }
 
 TEST_F(TrainerTest, MissingCheckpointIsRefused) {
