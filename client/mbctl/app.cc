@@ -50,17 +50,43 @@ void AddGlobalOptions(CLI::App* app, Session* session) {
       ->group(group);
 }
 
-// CLI11 says "A subcommand is required" for a mistyped one.
-std::string Explain(const CLI::ParseError& error, const CLI::App& root, const CLI::App& level) {
-  auto words = level.remaining();
-  if (words.empty()) words = root.remaining();  // It fell through, as global options do.
-  if (level.get_require_subcommand_min() == 0 || words.empty()) return error.what();
+bool IsFlag(const std::string& word) { return word.size() > 1 && word[0] == '-'; }
+
+std::string ExplainCommand(const std::string& word, const CLI::App& level) {
+  return fmt::format("there is no command '{}'{}", word, recipes::DidYouMean(word, CommandNames(level)));
+}
+
+// `word` may hold its value: --name=x. Letters alone are too short to be near anything.
+std::string ExplainFlag(const std::string& word, const CLI::App& root, const CLI::App& level) {
+  constexpr size_t kShortest = 5;
+  const std::string flag = word.substr(0, word.find('='));
   std::vector<std::string> names;
-  for (const CLI::App* child : level.get_subcommands([](const CLI::App*) { return true; })) names.push_back(child->get_name());
-  return fmt::format("there is no command '{}'{}", words.front(), recipes::DidYouMean(words.front(), names));
+  for (const CLI::App* app : {&level, &root}) {
+    for (const CLI::Option* option : app->get_options()) {
+      for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    }
+  }
+  return fmt::format("there is no option {}{}", flag, flag.size() < kShortest ? "" : recipes::DidYouMean(flag, names));
+}
+
+// CLI11 says "A subcommand is required" for a mistyped one, and of two faults the one that follows from the other.
+std::string Explain(const CLI::ParseError& error, const CLI::App& root, const CLI::App& level) {
+  if (level.get_prefix_command()) return error.what();  // Its words are another program's.
+  auto words = level.remaining();
+  for (std::string& word : root.remaining()) words.push_back(std::move(word));  // They fell through, as global options do.
+  const auto flag = std::find_if(words.begin(), words.end(), IsFlag);
+  const auto word = std::find_if_not(words.begin(), words.end(), IsFlag);
+  if (level.get_require_subcommand_min() > 0 && word != words.end()) return ExplainCommand(*word, level);
+  return flag != words.end() ? ExplainFlag(*flag, root, level) : error.what();
 }
 
 }  // namespace
+
+std::vector<std::string> CommandNames(const CLI::App& level) {
+  std::vector<std::string> names;
+  for (const CLI::App* child : level.get_subcommands([](const CLI::App*) { return true; })) names.push_back(child->get_name());
+  return names;
+}
 
 std::unique_ptr<CLI::App> MakeApp(Session* session) {
   auto app = std::make_unique<CLI::App>("Train language models on a coordinator: submit, watch, stop, compare.", "mbctl");

@@ -16,6 +16,9 @@ class Session;
 // The command tree on `session`.
 std::unique_ptr<CLI::App> MakeApp(Session* session);
 
+// Commands below `level`, in their order.
+std::vector<std::string> CommandNames(const CLI::App& level);
+
 // Parses and runs `mbctl ARGUMENTS...`. Never throws.
 int RunCommandLine(Session* session, std::vector<std::string> arguments);
 

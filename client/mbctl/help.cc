@@ -8,11 +8,13 @@
 #include <vector>
 
 #include "client/lib/exit_code.h"
+#include "client/mbctl/app.h"
 #include "client/mbctl/commands.h"
 #include "client/mbctl/output.h"
 #include "client/mbctl/session.h"
 #include "proto/rpc/status_details.h"
 #include "proto/rpc/version.h"
+#include "recipes/config/schema.h"
 
 namespace mbridge::mbctl {
 namespace {
@@ -114,7 +116,10 @@ void AddHelp(CLI::App* app, Session* session) {
       std::string path = app->get_name();
       for (const std::string& word : *topics) {
         const auto found = command->get_subcommands([&](const CLI::App* child) { return child->get_name() == word; });
-        if (found.empty()) return session->Usage(fmt::format("there is no help on '{}'; mbctl help lists the commands", word));
+        if (found.empty()) {
+          return session->Usage(fmt::format("there is no help on '{}'{}\nnext: {} --help", word,
+                                            recipes::DidYouMean(word, CommandNames(*command)), path));
+        }
         command = found.front();
         path += " " + word;
       }

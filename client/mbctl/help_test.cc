@@ -36,6 +36,34 @@ TEST_F(Mbctl, WrongUsageIsTwo) {
   EXPECT_THAT(Run({"ckpt", "verfy"}).err,
               AllOf(HasSubstr("no command 'verfy'; did you mean verify?"), HasSubstr("next: mbctl ckpt --help")));
   EXPECT_THAT(Run({"submti"}).err, HasSubstr("did you mean submit?"));
+  EXPECT_THAT(Run({"submti", "--recipe", "x"}).err, HasSubstr("no command 'submti'; did you mean submit?"));
+  EXPECT_THAT(Run({"help", "ckpt", "verfy"}).err,
+              AllOf(HasSubstr("no help on 'verfy'; did you mean verify?"), HasSubstr("next: mbctl ckpt --help")));
+}
+
+// Also where CLI11 complains of something else that is missing, in front of the command, with the value in the word.
+TEST_F(Mbctl, MistypedOptionsAreAnsweredWithTheNearest) {
+  struct Case {
+    std::vector<std::string> words;
+    const char *wrong, *near, *next;
+  };
+  const Case cases[] = {{{"submit", "--recpie", "x"}, "no option --recpie", "; did you mean --recipe?", "mbctl submit --help"},
+                        {{"submit", "-r", "x", "--dryrun"}, "no option --dryrun", "; did you mean --dry-run?", "mbctl submit"},
+                        {{"submit", "-r", "x", "--prioritie=3"}, "no option --prioritie;", " did you mean --priority?", "next"},
+                        {{"follow", "--timout", "5"}, "no option --timout", "; did you mean --timeout?", "mbctl follow --help"},
+                        {{"resume", "--form=a@5"}, "no option --form", "; did you mean --from?", "mbctl resume --help"},
+                        {{"--sever", "localhost:1", "ps"}, "no option --sever", "; did you mean --server?", "next"},
+                        {{"ps", "--sever", "localhost:1"}, "no option --sever", "; did you mean --server?", "next"},
+                        {{"ckpt", "--outptu"}, "no option --outptu", "; did you mean --output?", "mbctl ckpt --help"},
+                        {{"ckpt", "ls", "--quite"}, "no option --quite", "; did you mean --quiet?", "mbctl ckpt ls --help"},
+                        {{"submit", "-r", "x", "--unheard-of-thing"}, "no option --unheard-of-thing\n", "", "next"},
+                        {{"submit", "-r", "x", "-Z"}, "no option -Z\n", "", "next"}};
+  for (const auto& [words, wrong, near, next] : cases) {
+    const Result result = Run(words);
+    EXPECT_EQ(result.code, 2) << ::testing::PrintToString(words);
+    EXPECT_THAT(result.err, AllOf(HasSubstr(std::string(wrong) + near), HasSubstr(next))) << ::testing::PrintToString(words);
+  }
+  EXPECT_THAT(Run({"ps", "-o", "xml"}).err, HasSubstr("xml")) << "options that exist keep CLI11's words";
 }
 
 TEST_F(Mbctl, HelpAndVersionAreZeroAndOnStdout) {

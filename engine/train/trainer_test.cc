@@ -574,7 +574,8 @@ TEST_F(TrainerTest, DataThatComeLateAreNoFaultOfACollective) {
     recorder.on_metric = [](const v1::MetricPoint& point) {
       point.kind() == v1::METRIC_KIND_TRAIN ? NoteEnqueued("all-gather", "world") : NoteIdle();
     };
-    Run({"train.train_iters=2", "optimizer.lr=1e-3", "optimizer.min_lr=0", "logger.log_interval=1"}, &recorder, read);
+    Run({"train.train_iters=2", "scheduler.lr_decay_iters=2", "optimizer.lr=1e-3", "optimizer.min_lr=0", "logger.log_interval=1"},
+        &recorder, read);
   }
   ::unsetenv("MB_FAILPOINTS");
   ReloadFailpoints();
