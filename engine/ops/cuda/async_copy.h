@@ -13,6 +13,10 @@ __device__ __forceinline__ void CopyAsync16(void* to, const void* from) {
                "l"(__cvta_generic_to_global(from))
                : "memory");
 }
+// The same, or zeros; `to` is an address of shared memory, `from` a valid address either way.
+__device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, bool inside) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
 // Ends a group: the thread's copies since the last one, perhaps none.
 __device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until all of the thread's groups but the last kPending are there.

@@ -2,6 +2,7 @@
 // surplus blocks end at once. No library call takes such counts, and a copy of them to the host would stop the stream.
 #include "engine/ops/grouped_gemm.h"
 
+#include "engine/ops/cuda/async_copy.h"
 #include "engine/ops/cuda/expert_tensors.h"
 #include "engine/ops/cuda/tensor_core.h"
 #include "engine/ops/cuda/warpgroup_products.h"

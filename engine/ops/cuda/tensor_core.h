@@ -1,21 +1,10 @@
-// Instructions of sm_80 and later that C++ has no words for: asynchronous copies into shared memory, loads of 8 x 8 matrices,
-// 16 x 8 x 16 products. Shared memory is addressed by its 32-bit window.
+// Instructions of sm_80 and later that C++ has no words for: loads of 8 x 8 matrices from shared memory, which is addressed by
+// its 32-bit window, and 16 x 8 x 16 products.
 #pragma once
 
 #include "engine/ops/cuda/launch.h"
 
 namespace mbridge::cuda {
-
-// 16 bytes from global memory, or zeros. `from` is a valid address either way.
-__device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, bool inside) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
-}
-// Closes a group of copies.
-__device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until at most kLeft groups of this thread are under way.
-template <int kLeft> __device__ __forceinline__ void WaitForCopies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-}
 
 // Four matrices of 16-bit values; lane l gives the address of line l % 8 of matrix l / 8. Lane l gets elements 2 (l % 4) and the
 // next of line l / 4 of each; transposed: element l / 4 of lines 2 (l % 4) and the next.
