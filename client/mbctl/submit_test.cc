@@ -190,6 +190,22 @@ TEST_F(Mbctl, LocalDryRunShowsWhatASubmitRefuses) {
   EXPECT_EQ(wrong.code, 2) << "all else is checked";
 }
 
+TEST_F(Mbctl, LocalDryRunNamesPartsWithoutCudaOperators) {
+  const auto run = [&](const char* device) {
+    return Run({"submit", "-r", "vanilla_gpt", "--dry-run", "--local", "--device", device, "model.num_layers=2",
+                "model.hidden_size=64", "model.num_attention_heads=2", "model.is_hybrid_model=true",
+                "model.hybrid_layer_pattern=M*", "model.mamba_state_dim=8", "model.mamba_head_dim=8", "model.mamba_num_groups=2",
+                "model.normalization=RMSNorm", "model.add_bias_linear=false"});
+  };
+  const char* const kSentence =
+      "a submit is refused: a Mamba-2 mixer (M or P in model.hybrid_layer_pattern) has no CUDA operator in this version; "
+      "--device cpu trains it";
+  const Result gpu = run("cuda");
+  EXPECT_EQ(gpu.code, 0) << gpu.err;
+  EXPECT_THAT(gpu.out, AllOf(HasSubstr(kSentence), HasSubstr("model.hybrid_layer_pattern")));
+  EXPECT_THAT(run("cpu").out, Not(HasSubstr("CUDA operator")));
+}
+
 TEST_F(Mbctl, LocalDryRunCanBeFedBack) {
   const std::vector<std::string> line = {"submit",
                                          "-r",

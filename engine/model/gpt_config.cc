@@ -11,6 +11,7 @@
 #include "engine/model/mla.h"
 #include "engine/model/moe.h"
 #include "engine/model/rotary_tables.h"
+#include "proto/format/cuda_parts.h"
 
 namespace mbridge {
 namespace {
@@ -249,24 +250,13 @@ void ValidateGptConfig(const GptConfig& config) {
 }
 
 void RequireCudaParts(const GptConfig& c) {
-  const auto require = [](const char* field, int64_t value, int64_t most) {
-    if (value <= most) return;
-    throw EngineError(
-        v1::REASON_UNSUPPORTED_MODEL,
-        fmt::format("model.{} is {}: the CUDA router takes up to {}; --device cpu trains more", field, value, most));
-  };
-  const auto require_without = [](bool holds, const char* part) {
-    if (holds) return;
-    throw EngineError(v1::REASON_UNSUPPORTED_MODEL,
-                      fmt::format("{} has no CUDA operator in this version; --device cpu trains it", part));
-  };
-  require_without(CountLayers(c, HasGatedDelta) == 0, "a gated delta net (model.linear_attention_freq)");
-  require_without(!c.attention_output_gate, "an output gate of attention (model.attention_output_gate)");
-  require_without(CountLayers(c, HasMamba) == 0, "a Mamba-2 mixer (M or P in model.hybrid_layer_pattern)");
-  require_without(c.mlp_gate_multiplier == 1, "a factor of the MLP's gate (model.mlp_gate_multiplier)");
-  if (c.num_moe_experts == 0) return;
-  require("num_moe_experts", c.num_moe_experts, 512);
-  require("moe_router_topk", c.moe_router_topk, 32);
+  const std::string missing = WithoutCudaOperator({.gated_delta_net = CountLayers(c, HasGatedDelta) > 0,
+                                                   .attention_output_gate = c.attention_output_gate,
+                                                   .mamba = CountLayers(c, HasMamba) > 0,
+                                                   .mlp_gate_multiplier = c.mlp_gate_multiplier != 1,
+                                                   .moe_experts = c.num_moe_experts,
+                                                   .moe_topk = c.moe_router_topk});
+  if (!missing.empty()) throw EngineError(v1::REASON_UNSUPPORTED_MODEL, missing);
 }
 
 }  // namespace mbridge

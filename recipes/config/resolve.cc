@@ -243,6 +243,10 @@ absl::StatusOr<v1::ResolvedConfig> Resolve(const ResolveRequest& request) {
   }
   if (recipe_waits) return Unsupported(chain.back()->name, chain.back()->not_trainable, unsupported);
   if (!unsupported.empty()) return Unsupported("", "", unsupported);
+  if (request.require_trainable && request.device == v1::DEVICE_CUDA) {
+    const std::string missing = UnsupportedOnCuda(state.config.model());
+    if (!missing.empty()) return MakeStatus(absl::StatusCode::kUnimplemented, v1::REASON_UNSUPPORTED_MODEL, missing);
+  }
 
   v1::ResolvedConfig resolved;
   resolved.set_recipe(chain.empty() ? "" : chain.back()->name);

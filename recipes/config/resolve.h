@@ -20,7 +20,8 @@ struct ResolveRequest {
   int ranks = 0;                       // 0: the smallest legal number (TP * PP * CP).
   v1::JobKind kind = v1::JOB_KIND_PRETRAIN;
   v1::Device device = v1::DEVICE_UNSPECIFIED;  // That the estimates are for; unspecified: the CPU.
-  // True at submit: a recipe whose model parts do not exist is refused (UNSUPPORTED_MODEL). False for `recipe show`.
+  // True at submit: a recipe whose model parts do not exist, or not on a CUDA device, is refused (UNSUPPORTED_MODEL). False for
+  // `recipe show`.
   bool require_trainable = true;
 };
 

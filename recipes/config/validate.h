@@ -32,6 +32,8 @@ std::vector<FieldViolation> UnsupportedPrecision(const v1::ModelConfig& model);
 // Recomputation and CUDA graphs: what fits together, and what the engine does not have. Called by ValidateModel, UnsupportedKeys.
 void ValidateExecution(ConfigState* state);
 std::vector<FieldViolation> UnsupportedExecution(const v1::ModelConfig& model);
+// The sentence of proto/format/cuda_parts.h on a model that a GPU does not train; otherwise empty.
+std::string UnsupportedOnCuda(const v1::ModelConfig& model);
 
 // Experts: sizes that don't fit together. Called by ValidateModel.
 void ValidateExperts(ConfigState* state);

@@ -1,8 +1,10 @@
-// How a step is executed: recomputation, CUDA graphs.
+// How a step is executed: recomputation, CUDA graphs, on which device.
 #include <algorithm>
 #include <string>
 #include <vector>
 
+#include "proto/format/cuda_parts.h"
+#include "recipes/config/layers.h"
 #include "recipes/config/schema.h"
 #include "recipes/config/validate.h"
 
@@ -82,6 +84,16 @@ std::vector<FieldViolation> UnsupportedExecution(const v1::ModelConfig& model) {
   refuse(model.has_fp8() || model.has_fp4(),
          "which is not built together with 8-bit or 4-bit layers; accepted: none, or mixed_precision=bf16_mixed");
   return parts;
+}
+
+std::string UnsupportedOnCuda(const v1::ModelConfig& model) {
+  const LayerCounts layers = CountLayers(model);
+  return WithoutCudaOperator({.gated_delta_net = layers.delta > 0,
+                              .attention_output_gate = model.attention_output_gate(),
+                              .mamba = layers.mamba > 0,
+                              .mlp_gate_multiplier = model.has_mlp_gate_multiplier() && model.mlp_gate_multiplier() != 1,
+                              .moe_experts = model.num_moe_experts(),
+                              .moe_topk = model.moe_router_topk()});
 }
 
 }  // namespace mbridge::recipes

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "proto/rpc/status_details.h"
 #include "recipes/config/resolve.h"
 
 namespace mbridge {
@@ -13,7 +14,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using Overrides = std::vector<std::string>;
 
-v1::RankSpec Spec(const Overrides& more, v1::Device device, int64_t gpu_memory) {
+recipes::ResolveRequest Request(const Overrides& more, v1::Device device) {
   recipes::ResolveRequest request;
   request.recipe = "vanilla_gpt";
   request.overrides = {"model.hidden_size=64",        "model.num_attention_heads=4", "model.ffn_hidden_size=128",
@@ -29,6 +30,12 @@ v1::RankSpec Spec(const Overrides& more, v1::Device device, int64_t gpu_memory) 
   }
   request.ranks = 1;
   request.device = device;
+  return request;
+}
+
+v1::RankSpec Spec(const Overrides& more, v1::Device device, int64_t gpu_memory) {
+  recipes::ResolveRequest request = Request(more, device);
+  request.require_trainable = false;  // What the node itself refuses.
   const auto resolved = recipes::Resolve(request);
   EXPECT_TRUE(resolved.ok()) << resolved.status();
   v1::RankSpec spec;
@@ -56,14 +63,23 @@ const Overrides& Delta() {
   return kLines;
 }
 
-TEST(PreflightTest, MixersWithoutCudaOperatorsStayOnCpus) {
-  const std::pair<Overrides, const char*> cases[] = {{Hybrid(), "a Mamba-2 mixer (M or P in model.hybrid_layer_pattern)"},
-                                                     {Delta(), "a gated delta net (model.linear_attention_freq)"}};
+// In the words of a submit that asks for a GPU.
+TEST(PreflightTest, PartsWithoutCudaOperatorsStayOnCpus) {
+  const std::pair<Overrides, const char*> cases[] = {
+      {Hybrid(), "a Mamba-2 mixer (M or P in model.hybrid_layer_pattern)"},
+      {Delta(), "a gated delta net (model.linear_attention_freq)"},
+      {{"model.num_layers=2", "model.attention_output_gate=true"}, "an output gate of attention (model.attention_output_gate)"},
+      {{"model.num_layers=2", "model.mlp_gate_multiplier=0.5"}, "a factor of the MLP's gate (model.mlp_gate_multiplier)"},
+      {{"model.num_layers=2", "model.num_moe_experts=64", "model.moe_router_topk=33"}, "model.moe_router_topk is 33"}};
   for (const auto& [lines, part] : cases) {
     const v1::PreflightResult on_gpu = CheckNode(Spec(lines, v1::DEVICE_CUDA, int64_t{100} << 30));
     ASSERT_EQ(on_gpu.problems_size(), 1) << on_gpu.DebugString();
     EXPECT_EQ(on_gpu.problems(0).reason(), v1::REASON_UNSUPPORTED_MODEL);
     EXPECT_THAT(on_gpu.problems(0).description(), AllOf(HasSubstr(part), HasSubstr("--device cpu")));
+    const absl::Status at_submit = recipes::Resolve(Request(lines, v1::DEVICE_CUDA)).status();
+    EXPECT_EQ(ReasonOf(at_submit), v1::REASON_UNSUPPORTED_MODEL);
+    EXPECT_EQ(at_submit.message(), on_gpu.problems(0).description());
+    EXPECT_TRUE(recipes::Resolve(Request(lines, v1::DEVICE_UNSPECIFIED)).ok());
     const v1::PreflightResult on_cpu = CheckNode(Spec(lines, v1::DEVICE_CPU, 0));
     EXPECT_EQ(on_cpu.problems_size(), 0) << on_cpu.DebugString();
     EXPECT_GT(on_cpu.memory().activation_bytes(), 0);
