@@ -11,10 +11,12 @@ namespace {
 // Elements exchanged with each peer at once through staging memory, a multiple of the block.
 constexpr int64_t kExchange = 16 * BucketExchange::kBlock;
 
+int64_t DefaultElements(int ranks) { return std::max<int64_t>(40'000'000, int64_t{1'000'000} * ranks); }
+
 }  // namespace
 
 int64_t BucketExchange::BucketElements(const BucketOptions& options, int ranks) {
-  const int64_t wanted = options.elements > 0 ? options.elements : std::max<int64_t>(40'000'000, int64_t{1'000'000} * ranks);
+  const int64_t wanted = options.elements > 0 ? options.elements : DefaultElements(ranks);
   const int64_t unit = ranks * kBlock;
   return (wanted + unit - 1) / unit * unit;
 }
@@ -203,6 +205,22 @@ void BucketExchange::GatherThroughStaging(int index) {
       device_.CopyOnDevice(context, data + bytes(rank * length + offset), all + bytes(rank * count), bytes(present));
     }
   }
+}
+
+std::string BucketExchange::WarnOfManyBuckets(int64_t elements, const BucketOptions& options, int ranks) {
+  constexpr int64_t kFew = 64, kTimesTheDefault = 4;
+  if (ranks == 1 || options.elements == 0) return "";
+  const auto buckets = [&](const BucketOptions& of) {
+    const int64_t length = BucketElements(of, ranks);
+    return (elements + length - 1) / length;
+  };
+  const int64_t count = buckets(options), usual = buckets({}), most = std::max(kFew, kTimesTheDefault * usual);
+  if (count <= most) return "";
+  return fmt::format(
+      "warning: ddp.bucket_size={} makes {} buckets, and each waits for the start of its collectives. Leave it out, which means "
+      "{} "
+      "and makes {}, or give at least {}",
+      options.elements, count, DefaultElements(ranks), usual, (elements + most - 1) / most);
 }
 
 std::string BucketExchange::Describe() const {

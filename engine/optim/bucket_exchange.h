@@ -65,6 +65,10 @@ class BucketExchange : public PassObserver {
   bool overlap_gather() const { return overlap_gather_; }
   // For the log: empty for one rank.
   std::string Describe() const;
+  // For the log, where ddp.bucket_size makes very many buckets of `elements`, each with the start-up time of its collectives;
+  // else empty.
+  static std::string WarnOfManyBuckets(int64_t elements, const BucketOptions& options, int ranks);
+  std::string Warning() const { return WarnOfManyBuckets(store_->values().size(), options_, ranks_); }
 
  private:
   void PlanBuckets();

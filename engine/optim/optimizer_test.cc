@@ -466,6 +466,22 @@ TEST(BucketExchange, BucketsAreWholeBlocksOfAllRanks) {
 }
 
 // A bucket is reduced before backward is done, the one that backward still writes to is not.
+TEST(BucketExchange, WarnsOfASizeThatMakesVeryManyBuckets) {
+  const auto warning = [](int64_t elements, int64_t size, int ranks) {
+    return BucketExchange::WarnOfManyBuckets(elements, {.elements = size}, ranks);
+  };
+  const int64_t large = 8'030'261'248;
+  EXPECT_EQ(warning(large, 1000, 2),
+            "warning: ddp.bucket_size=1000 makes 245065 buckets, and each waits for the start of its collectives. Leave it out, "
+            "which means 40000000 and makes 201, or give at least 9987888");
+  EXPECT_EQ(warning(large, 0, 2), "") << "the default";
+  EXPECT_EQ(warning(large, 10'100'000, 2), "") << "four times as many";
+  EXPECT_NE(warning(large, 9'000'000, 2), "");
+  EXPECT_EQ(warning(large, 1000, 1), "") << "nothing is exchanged";
+  EXPECT_EQ(warning(64 * 32768, 1, 2), "") << "few all the same";
+  EXPECT_THAT(warning(65 * 32768, 1, 2), testing::HasSubstr("makes 65 buckets"));
+}
+
 TEST(BucketExchange, ReductionBeginsWhenABucketIsFinal) {
   OnRanks(2, [](Communicator& world) {
     const auto store = MakeStore(DType::kF32);

@@ -68,6 +68,8 @@ v1::RankResult Trainer::Run() {
   if (plan_.graphs != GptModel::Graphs::kNone && (plan_.overlap_grad_reduce || plan_.overlap_param_gather) && !exchange.empty())
     exchange += ": nothing overlaps with model.cuda_graph_impl";
   if (is_root() && !exchange.empty()) sink_->Message(exchange);
+  const std::string warning = state_.optimizer().exchange().Warning();
+  if (is_root() && !warning.empty()) sink_->Message(warning);
   if (state_.evaluation_due && !EvaluateInTraining()) return Stopped();
   interval_.Restart();
   while (state_.step < plan_.train_iters) {
@@ -210,11 +212,13 @@ bool Trainer::EvaluateInTraining() {
 }
 
 bool Trainer::EvaluateAfterTraining() {
-  if (plan_.eval_iters == 0) return true;
+  if (!EvaluatesAfterTraining()) return true;
   int64_t consumed_test_samples = 0;
   return Evaluate(data_.valid.get(), &state_.consumed_valid_samples, v1::METRIC_KIND_VALIDATION, true) &&
          Evaluate(data_.test.get(), &consumed_test_samples, v1::METRIC_KIND_TEST, true);
 }
+
+bool Trainer::EvaluatesAfterTraining() const { return plan_.eval_iters > 0 && (data_.valid != nullptr || data_.test != nullptr); }
 
 bool Trainer::StopRequested() const {
   double requested = stop_->load() ? 1 : 0;
@@ -225,8 +229,14 @@ bool Trainer::StopRequested() const {
 // An evaluation that is due stays so: a stop does not wait for it, and the resumed run does it first.
 v1::RankResult Trainer::Stopped() {
   Save();
-  return Finish(v1::REASON_CANCELLED_BY_USER, fmt::format("stopped after iteration {} of {}{}", state_.step, plan_.train_iters,
-                                                          state_.evaluation_due ? ", before its evaluation" : ""));
+  const char* left = state_.evaluation_due ? ", before its evaluation" : "";
+  if (state_.step == plan_.train_iters) {
+    if (!state_.evaluation_due && !EvaluatesAfterTraining())
+      return Finish(v1::REASON_COMPLETED, fmt::format("finished iteration {}; the stop came after it", state_.step));
+    left = ": all are trained and saved, a resume does the evaluation that is left";
+  }
+  return Finish(v1::REASON_CANCELLED_BY_USER,
+                fmt::format("stopped after iteration {} of {}{}", state_.step, plan_.train_iters, left));
 }
 
 void Trainer::Save() {

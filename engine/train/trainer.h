@@ -24,7 +24,8 @@ class Trainer {
   Trainer(const TrainingPlan& plan, const Context& context, const RunIdentity& identity, Communicator* world, EventSink* sink,
           const std::atomic<bool>* stop);
 
-  // Trains to the last iteration, evaluates, saves. CANCELLED_BY_USER when it was stopped (a checkpoint is written first).
+  // Trains to the last iteration, saves, evaluates. CANCELLED_BY_USER when it was stopped before the end of that (a checkpoint is
+  // written first); a resumed run does the rest, which may be the last evaluation alone.
   // Throws EngineError with the reason of any other end.
   v1::RankResult Run();
 
@@ -44,6 +45,7 @@ class Trainer {
   bool EvaluateAfterTraining();
   // Of any rank: all ranks get the same answer.
   bool StopRequested() const;
+  bool EvaluatesAfterTraining() const;
   v1::RankResult Stopped();
   void Save();
   bool TimeIsUp() const;

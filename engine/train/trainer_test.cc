@@ -163,17 +163,46 @@ TEST_F(TrainerTest, ResumeIsExactBf16) {
 // The evaluation is left at once, and the resumed run does it from its beginning.
 TEST_F(TrainerTest, ResumeAfterAStopInAnEvaluationIsExact) { ExpectSameAfterResume({}, 4, true); }
 
-// All iterations are trained and saved by then; what is missing is said by the end.
-TEST_F(TrainerTest, AStopInTheFinalEvaluationEndsIt) {
+// All iterations are trained and saved by then: the resumed run only evaluates, as the straight one does. Iteration 9 has no
+// evaluation of its own, 8 has; the stop comes in the one after training, or in the last iteration.
+TEST_F(TrainerTest, AStopInTheFinalEvaluationLeavesItToTheResumedRun) {
+  struct Case {
+    int64_t iterations, stop_in_evaluation_of, stop_after;
+  };
+  for (const auto& [iterations, in_evaluation, after] : {Case{9, 9, 0}, Case{8, -1, 8}}) {
+    std::filesystem::remove_all(directory_ / "run");
+    const Overrides overrides = {fmt::format("train.train_iters={}", iterations), "optimizer.lr=1e-3", "optimizer.min_lr=0",
+                                 "logger.log_interval=1"};
+    Recorder straight, first, second;
+    EXPECT_EQ(Run(overrides, &straight, "straight").reason(), v1::REASON_COMPLETED);
+    first.stop_in_evaluation_of = in_evaluation;
+    first.stop_after = after;
+    const v1::RankResult result = Run(overrides, &first, "first");
+    EXPECT_EQ(result.reason(), v1::REASON_CANCELLED_BY_USER);
+    EXPECT_EQ(result.last_step(), iterations);
+    EXPECT_THAT(result.detail(), HasSubstr("all are trained and saved, a resume does the evaluation that is left"));
+    EXPECT_EQ(first.points.back().kind(), v1::METRIC_KIND_TRAIN);
+    ASSERT_EQ(first.checkpoints.size(), 1u);
+    EXPECT_EQ(first.checkpoints[0].step(), iterations);
+
+    EXPECT_EQ(Run(overrides, &second, "second", first.checkpoints[0].path()).reason(), v1::REASON_COMPLETED);
+    EXPECT_TRUE(second.checkpoints.empty()) << "nothing has changed since";
+    std::vector<v1::MetricPoint> joined = first.points;
+    joined.insert(joined.end(), second.points.begin(), second.points.end());
+    ASSERT_EQ(joined.size(), straight.points.size());
+    for (size_t i = 0; i < joined.size(); ++i) ExpectSamePoint(joined[i], straight.points[i]);
+    EXPECT_TRUE(second.points.back().final_pass());
+  }
+}
+
+TEST_F(TrainerTest, AStopAfterAllIsDoneIsNoCancel) {
   Recorder recorder;
-  recorder.stop_in_evaluation_of = 9;
-  const Overrides overrides = {"train.train_iters=9", "optimizer.lr=1e-3", "optimizer.min_lr=0", "logger.log_interval=1"};
-  const v1::RankResult result = Run(overrides, &recorder, "last");
-  EXPECT_EQ(result.reason(), v1::REASON_CANCELLED_BY_USER);
-  EXPECT_EQ(result.last_step(), 9);
-  EXPECT_EQ(recorder.points.back().kind(), v1::METRIC_KIND_TRAIN);
-  ASSERT_EQ(recorder.checkpoints.size(), 1u);
-  EXPECT_EQ(recorder.checkpoints[0].step(), 9);
+  recorder.stop_after = 9;
+  const v1::RankResult result =
+      Run({"train.train_iters=9", "optimizer.lr=1e-3", "optimizer.min_lr=0", "logger.log_interval=1", "validation.eval_iters=0"},
+          &recorder, "last");
+  EXPECT_EQ(result.reason(), v1::REASON_COMPLETED) << result.detail();
+  EXPECT_EQ(recorder.checkpoints.size(), 1u);
 }
 
 TEST_F(TrainerTest, ResumeIsExactFp32WithChangingWeightDecay) {
@@ -366,6 +395,17 @@ TEST_F(TrainerTest, OverlappedTrafficOfDataParallelRanksChangesNoBit) {
     EXPECT_FALSE(saved.empty());
     EXPECT_TRUE(saved == SavedBytes(directory_ / "run")) << "checkpoints of case " << i;
   }
+}
+
+TEST_F(TrainerTest, VeryManyBucketsAreSaidOnce) {
+  Recorder recorder;
+  RunOnRanks(2,
+             {"tokenizer.vocab_size=70000", "train.train_iters=1", "scheduler.lr_decay_iters=1", "optimizer.lr=1e-3",
+              "optimizer.min_lr=0", "validation.eval_iters=0", "ddp.bucket_size=1"},
+             &recorder, "job");
+  EXPECT_EQ(std::count_if(recorder.messages.begin(), recorder.messages.end(),
+                          [](const std::string& line) { return line.starts_with("warning: ddp.bucket_size=1 makes "); }),
+            1);
 }
 
 // Draws go on where they were, on each rank.

@@ -266,6 +266,7 @@ absl::StatusOr<Submitter::Draft> Submitter::Check(const v1::CreateJobRequest& re
     change->set_new_value(source.checkpoint_id);
     change->set_why(fmt::format("{} is the newest, but corrupt: {}", source.corrupt->checkpoint_id(), source.corrupt->detail()));
   }
+  MB_RETURN_IF_ERROR(CheckRest(&draft));
   MB_RETURN_IF_ERROR(CheckPaths(&draft));
   if (draft.untrainable.empty()) MB_RETURN_IF_ERROR(CheckSize(draft));
   job.set_job_id(NewJobId(std::chrono::system_clock::now()));
@@ -287,6 +288,30 @@ void Submitter::FindImportedAncestor(v1::Job* job) const {
     }
     id = checkpoint->parent_checkpoint_id();
   }
+}
+
+// A checkpoint of the last iteration leaves at most the evaluation after training, where its job ended before that.
+absl::Status Submitter::CheckRest(Draft* draft) const {
+  const v1::StartSpec& start = draft->job.spec().start();
+  const v1::ConfigContainer& config = draft->job.resolved().config();
+  if (start.checkpoint_id().empty() || start.weights_only() || !config.train().has_train_iters()) return absl::OkStatus();
+  MB_ASSIGN_OR_RETURN(const v1::Checkpoint source, store_->GetCheckpoint(start.checkpoint_id()));
+  const int64_t iterations = config.train().train_iters();
+  if (source.step() < iterations) return absl::OkStatus();
+  const bool trained = start.mode() == v1::START_MODE_RESUME && source.step() == iterations;
+  const auto writer = store_->GetJob(source.job_id());
+  const bool evaluated = config.validation().eval_iters() == 0 || (writer.ok() && writer->state() == v1::JOB_STATE_SUCCEEDED);
+  if (trained && !evaluated) {
+    draft->notes.push_back(
+        fmt::format("note: all {} iterations are trained and saved; what is left is the evaluation after them", iterations));
+    return absl::OkStatus();
+  }
+  return InvalidFields(
+      v1::REASON_INVALID_CONFIG,
+      {{"train.train_iters",
+        fmt::format(
+            "{} iterations, but the checkpoint is of iteration {}: nothing is left to train. Give train.train_iters above {}",
+            iterations, source.step(), source.step())}});
 }
 
 absl::Status Submitter::CheckPaths(Draft* draft) const {

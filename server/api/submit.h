@@ -1,7 +1,7 @@
 // From a CreateJob request to a job: all checks of a submit, in one place.
 //
-// Order: request fields -> request id -> kind -> run name and start mode -> configuration -> paths -> size -> preflight
-// on a node -> stored. validate_only does the same and stops before the last step; a model that this version cannot
+// Order: request fields -> request id -> kind -> run name and start mode -> configuration -> what is left to do -> paths -> size
+// -> preflight on a node -> stored. validate_only does the same and stops before the last step; a model that this version cannot
 // train is shown with a warning instead of being refused. A repeated request id waits for the
 // first request and gets the same answer; only successes are remembered. Thread-safe.
 #pragma once
@@ -56,6 +56,7 @@ class Submitter {
                                 v1::CreateJobResponse* response);
   absl::StatusOr<Draft> Check(const v1::CreateJobRequest& request) const;
   void FindImportedAncestor(v1::Job* job) const;
+  absl::Status CheckRest(Draft* draft) const;
   absl::Status CheckPaths(Draft* draft) const;
   absl::Status CheckSize(const Draft& draft) const;
   void Preflight(Draft draft, Answer answer);

@@ -55,7 +55,9 @@ Verdict JudgeStopped(const v1::Job& job, const Cause& cause) {
   if (!job.kill_requested() && IsOwnFailure(cause.reason)) return {v1::JOB_STATE_FAILED, cause.reason, cause.detail, {}};
   // While stopping, job.reason says who asked for it.
   const auto state = job.reason() == v1::REASON_WALL_TIME_EXCEEDED ? v1::JOB_STATE_FAILED : v1::JOB_STATE_CANCELLED;
-  return {state, job.reason(), job.detail(), {}};
+  // How far the rank came that did as it was told.
+  const std::string how = cause.reason == v1::REASON_CANCELLED_BY_USER ? cause.detail : "";
+  return {state, job.reason(), job.detail() + (job.detail().empty() || how.empty() ? "" : "; ") + how, {}};
 }
 
 }  // namespace

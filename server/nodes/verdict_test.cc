@@ -125,7 +125,8 @@ TEST(Verdict, AStopEndsAsAskedOrAsTheJobEndedBefore) {
   v1::Job job = JobWithEnds({v1::REASON_CANCELLED_BY_USER});
   job.set_state(v1::JOB_STATE_STOPPING);
   job.set_reason(v1::REASON_CANCELLED_BY_USER);
-  EXPECT_EQ(Judge(job, {v1::REASON_CANCELLED_BY_USER, ""}).state, v1::JOB_STATE_CANCELLED);
+  EXPECT_EQ(Judge(job, {v1::REASON_CANCELLED_BY_USER, "stopped after iteration 3"}).state, v1::JOB_STATE_CANCELLED);
+  EXPECT_EQ(Judge(job, {v1::REASON_CANCELLED_BY_USER, "stopped after iteration 3"}).detail, "stopped after iteration 3");
   EXPECT_EQ(Judge(job, {v1::REASON_RANK_CRASHED, ""}).reason, v1::REASON_CANCELLED_BY_USER);
   EXPECT_EQ(Judge(job, {v1::REASON_COMPLETED, ""}).state, v1::JOB_STATE_SUCCEEDED);
   EXPECT_EQ(Judge(job, {v1::REASON_DISK_FULL, ""}).reason, v1::REASON_DISK_FULL) << "the last save did not work";

@@ -266,6 +266,35 @@ TEST_F(CheckpointTest, CancelDoesNotWaitForALongEvaluation) {
   EXPECT_EQ(checkpoints[0].step(), 2);
 }
 
+// All is trained then: the resumed job evaluates, and only a run that has ended well is refused.
+TEST_F(CheckpointTest, AJobStoppedInItsLastEvaluationResumesWithThat) {
+  Service slow(Service::Options{.environment = {{"MB_FAILPOINTS", "train.evaluation=sleep:50"}}});
+  ASSERT_TRUE(slow.Start()) << slow.log_text();
+  const std::string id = slow.Submit(TinyJob(4, {"--name", "late", "validation.eval_iters=30"}));
+  slow.WaitForStep(id, 4);
+  ASSERT_THAT(slow.Mbctl({"cancel", id}), Exited(0));
+  const v1::Job job = slow.WaitForEnd(id, Seconds(20));
+  EXPECT_EQ(job.state(), v1::JOB_STATE_CANCELLED);
+  EXPECT_THAT(job.detail(), HasSubstr("all are trained and saved, a resume does the evaluation that is left"));
+  EXPECT_THAT(slow.Points(id, v1::METRIC_KIND_TEST), IsEmpty());
+
+  const CommandResult resumed = slow.Mbctl({"resume", "late", "-o", "name"});
+  ASSERT_THAT(resumed, Exited(0)) << resumed.err;
+  EXPECT_THAT(resumed.err, HasSubstr("all 4 iterations are trained and saved; what is left is the evaluation after them"));
+  const std::string second = resumed.out.substr(0, resumed.out.find('\n'));
+  const v1::Job ended = slow.WaitForEnd(second);
+  ASSERT_EQ(ended.state(), v1::JOB_STATE_SUCCEEDED) << ended.detail();
+  EXPECT_EQ(ended.attempts(0).first_step(), 4);
+  EXPECT_THAT(slow.TrainPoints(second), IsEmpty());
+  EXPECT_THAT(slow.Points(second, v1::METRIC_KIND_VALIDATION), SizeIs(1));
+  EXPECT_THAT(slow.Points(second, v1::METRIC_KIND_TEST), SizeIs(1));
+
+  Train("whole", 4);
+  const CommandResult nothing = service_.Mbctl({"resume", "whole"});
+  EXPECT_THAT(nothing, Exited(2));
+  EXPECT_THAT(nothing.err, AllOf(HasSubstr("train.train_iters"), HasSubstr("nothing is left to train")));
+}
+
 // The user hears that the newest one is damaged before the job starts from an older one.
 TEST_F(CheckpointTest, ResumeNamesTheCorruptCheckpointThatItLeavesOut) {
   const std::string id = Train("worn", 6, {"checkpoint.save_interval=3"});

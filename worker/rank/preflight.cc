@@ -82,14 +82,6 @@ void CheckCheckpoint(const v1::RankSpec& spec, const TrainingPlan& plan, v1::Pre
   }
   result->add_facts(fmt::format("{}: iteration {}, {} samples", spec.load_checkpoint_path(), meta->step, meta->consumed_samples));
   if (!spec.load_weights_only()) CheckOrder(spec, plan, *meta, result);
-  const int64_t iterations = spec.resolved().config().train().train_iters();
-  if (!spec.load_weights_only() && meta->step >= iterations) {
-    AddProblem(
-        result, v1::REASON_INVALID_CONFIG, "train.train_iters",
-        fmt::format(
-            "{} iterations, but the checkpoint is of iteration {}: nothing is left to train. Give train.train_iters above {}",
-            iterations, meta->step, meta->step));
-  }
 }
 
 void CheckMemory(const v1::RankSpec& spec, const TrainingPlan& plan, v1::PreflightResult* result) {
