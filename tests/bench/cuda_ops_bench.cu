@@ -65,19 +65,21 @@ class Bench {
   // How many sets of tensors of `bytes` the runs go round, so that none is found in the L2 cache.
   static int SetsFor(double bytes) { return static_cast<int>(std::clamp(400e6 / bytes + 1, 1.0, 12.0)); }
 
-  // Microseconds of one call; run(i) is call number i.
-  double Time(const std::function<void(int)>& run) {
-    constexpr int kCalls = 12, kBatches = 5;
+  // Microseconds of one call that moves `bytes`; run(i) is call number i. A batch lasts milliseconds: the wait of the idle device
+  // for its first call weighs nothing.
+  double Time(double bytes, const std::function<void(int)>& run) {
+    constexpr int kBatches = 5;
+    const int calls = static_cast<int>(std::clamp(20e9 / bytes, 12.0, 400.0));
     for (int i = 0; i < 3; ++i) run(i);
     std::vector<double> times;
     for (int batch = 0; batch < kBatches; ++batch) {
       MB_CUDA(cudaEventRecord(begin_, stream_));
-      for (int i = 0; i < kCalls; ++i) run(i);
+      for (int i = 0; i < calls; ++i) run(i);
       MB_CUDA(cudaEventRecord(end_, stream_));
       MB_CUDA(cudaEventSynchronize(end_));
       float milliseconds = 0;
       MB_CUDA(cudaEventElapsedTime(&milliseconds, begin_, end_));
-      times.push_back(milliseconds * 1e3 / kCalls);
+      times.push_back(milliseconds * 1e3 / calls);
     }
     std::sort(times.begin(), times.end());
     return times[times.size() / 2];
@@ -87,7 +89,7 @@ class Bench {
   double RateOfCopy(double bytes) {
     const size_t half = static_cast<size_t>(bytes / 2) / 256 * 256;
     const int places = static_cast<int>(std::clamp<size_t>(kCopyBytes / (2 * half), 1, 12));
-    const double time = Time([&](int i) {
+    const double time = Time(bytes, [&](int i) {
       char* const from = copies_ + static_cast<size_t>(i % places) * 2 * half;
       MB_CUDA(cudaMemcpyAsync(from + half, from, half, cudaMemcpyDeviceToDevice, stream_));
     });
@@ -101,7 +103,7 @@ class Bench {
   }
   // Small operators end before a copy of their size is at its full rate: both shares are printed.
   void Report(const std::string& name, double bytes, const std::function<void(int)>& run) {
-    const double time = Time(run), rate = bytes / time * 1e-3;
+    const double time = Time(bytes, run), rate = bytes / time * 1e-3;
     const double same_size = bytes < 1e9 ? RateOfCopy(bytes) : copy_;
     std::printf("%-44s %9.1f %8.0f %6.1f%% %21.1f%%\n", name.c_str(), time, rate, 100 * rate / copy_, 100 * rate / same_size);
     std::fflush(stdout);

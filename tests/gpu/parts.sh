@@ -4,6 +4,7 @@ set -uo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 OUT="${OUT:-$here/results}"
 mkdir -p "$OUT"
+rm -f "$OUT/medians.txt" "$OUT/peer.txt"
 export PATH="$here/bin:$PATH" NCCL_NVLS_ENABLE=0 MB_TEST_DATA="$here/mlm"
 libraries="$here/lib"
 # The cuDNN and NCCL of a PyTorch installation are often newer than the system's.
@@ -19,16 +20,22 @@ verdict() { # verdict NAME STATUS
   if [ "$2" -eq 0 ]; then echo "PASS $1"; else echo "FAIL $1 (exit $2)"; failed=$((failed + 1)); fi
 }
 
-# service [DIR]: a coordinator of the calling shell, once.
+# service [DIR]: a coordinator of the calling shell, once. It listens on its local socket only: two of them may run.
 service() {
   [ -n "${MBCTL_SERVER:-}" ] && return
   export MB_STATE_DIR="${1:-$here/state}"
   export MBCTL_SERVER="unix:$MB_STATE_DIR/coordinator.sock"
   mkdir -p "$MB_STATE_DIR"
-  LD_LIBRARY_PATH="$libraries" setsid nohup mbcoordinator --state-dir "$MB_STATE_DIR" --metrics-listen none \
+  LD_LIBRARY_PATH="$libraries" setsid nohup mbcoordinator --state-dir "$MB_STATE_DIR" --listen "$MBCTL_SERVER" --metrics-listen none \
     >"$OUT/coordinator-$(basename "$MB_STATE_DIR").log" 2>&1 </dev/null &
-  for _ in $(seq 100); do run mbctl admin info >/dev/null 2>&1 && return; sleep 0.1; done
-  echo "the coordinator did not start"; tail -n 20 "$OUT/coordinator-$(basename "$MB_STATE_DIR").log"
+  local coordinator=$!
+  for _ in $(seq 100); do
+    run mbctl admin info >/dev/null 2>&1 && return
+    kill -0 "$coordinator" 2>/dev/null || break
+    sleep 0.1
+  done
+  verdict "the coordinator's start" 1
+  tail -n 20 "$OUT/coordinator-$(basename "$MB_STATE_DIR").log"
 }
 
 correlation=(model.num_layers=2 model.hidden_size=256 model.num_attention_heads=4 model.ffn_hidden_size=1024
@@ -59,44 +66,56 @@ compare() {
     tail -n 8 "$OUT/$oracle.log"
     run mbctl logs "$(run mbctl ps -a -o name --filter "run_name=$oracle" | head -n 1)" 2>&1 | tail -n 12
   else
-    run mbctl compare "$(run mbctl ps -a -o name --filter "run_name=$oracle" | head -n 1)" "$here/mlm/losses.json:$oracle" \
+    run mbctl compare "$(run mbctl ps -a -o name --filter "run_name=$oracle" | head -n 1)" "$here/mlm/${ORACLES:-losses.json}:$oracle" \
       --tolerance "$tolerance" --grad-norm-tolerance "$norm_tolerance" 2>&1 | tee -a "$OUT/$oracle.log" | tail -n 16 || status=$?
     grep -q "^verdict: equal" "$OUT/$oracle.log" || status=1  # "close" is up to twice the bound.
+    awk -v name="$oracle" -v bound="${FIRST_ITERATION:-$tolerance}" '$1 == "1" && NF >= 5 { seen = 1; d = $4 < 0 ? -$4 : +$4 }
+      END { if (seen && d <= bound) exit 0; print name ": iteration 1 is " d " apart, bound " bound; exit 1 }' "$OUT/$oracle.log" || status=1
   fi
   verdict "parity $oracle" "$status"
+}
+
+# The folder of transformers' fixtures. HF_FIXTURES: the archive tests/data/hf_fixtures.tar.xz, or the unpacked folder.
+fixtures() {
+  if [ -f "${HF_FIXTURES:-}" ] && [ ! -d "$here/hf" ]; then mkdir "$here/hf" && tar -C "$here/hf" -xJf "$HF_FIXTURES"; fi
+  if [ -d "${HF_FIXTURES:-}" ]; then echo "$HF_FIXTURES"; else echo "$here/hf"; fi
 }
 
 ops() {
   for test in "$here"/tests/*_cuda_test; do
     local name status=0
     name="$(basename "$test")"
-    run "$test" >"$OUT/$name.log" 2>&1 || status=$?
+    [ -z "${GTEST_FILTER:-}" ] || echo "only GTEST_FILTER=$GTEST_FILTER"
+    MB_HF_FIXTURES="$(fixtures)" MB_FAMILY_RESULTS="$OUT/families.tsv" run "$test" >"$OUT/$name.log" 2>&1 || status=$?
     grep -E "Failure|expected|is .*, expected|FAILED|PASSED|SKIPPED|error|terminate" "$OUT/$name.log" | head -n "${LINES_OF_FAILURE:-60}"
+    grep -q "PASSED.* [1-9][0-9]* test" "$OUT/$name.log" || status=1  # Nothing but skipped tests is no success.
     verdict "$name" "$status"
   done
 }
 
-# MEMCHECK: the test programs; all of them by default.
+# MEMCHECK: the test programs; all of them by default. SANITIZER: memcheck, or racecheck, synccheck, initcheck.
 memcheck() {
-  local sanitizer
+  local sanitizer checked=0
   sanitizer="$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -n 1)"
   [ -n "$sanitizer" ] || { echo "no compute-sanitizer on this machine"; verdict memcheck 127; return; }
   for test in "$here"/tests/${MEMCHECK:-*_cuda_test}; do
     local status=0 name tests
     name="$(basename "$test")"
     tests="$(run "$test" --gtest_filter='*Small*' --gtest_list_tests 2>/dev/null | grep -c '^  ')"
-    [ "$tests" -gt 0 ] || { echo "$name has no test for '*Small*'"; verdict "memcheck $name" 1; continue; }
-    run timeout 150 "$sanitizer" --tool memcheck --error-exitcode 9 "$test" --gtest_filter='*Small*' >"$OUT/memcheck-$name.log" 2>&1 ||
+    [ "$tests" -gt 0 ] || { echo "$name has no test for '*Small*'"; continue; }
+    run timeout 150 "$sanitizer" --tool "${SANITIZER:-memcheck}" --error-exitcode 9 "$test" --gtest_filter='*Small*' >"$OUT/memcheck-$name.log" 2>&1 ||
       status=$?
-    grep -E "ERROR SUMMARY|Invalid|Failure|FAILED|PASSED" "$OUT/memcheck-$name.log" | head -n 12
+    grep -E "(ERROR|RACECHECK) SUMMARY|Invalid|Failure|FAILED|PASSED" "$OUT/memcheck-$name.log" | head -n 12
     verdict "memcheck $name ($tests tests)" "$status"
+    checked=$((checked + tests))
   done
+  [ "$checked" -gt 0 ] || verdict "memcheck found tests" 1
 }
 
 parity() {
   compare seed1 1 1e-4 2e-3 "${correlation[@]}" "${no_dropout[@]}"
   compare seed1_default_dropout 1 1e-4 2e-3 "${correlation[@]}"
-  compare llama_tiny 1 6e-4 1e-2 "${llama[@]}" "${no_dropout[@]}"
+  FIRST_ITERATION=1e-4 compare llama_tiny 1 6e-4 1e-2 "${llama[@]}" "${no_dropout[@]}"
   compare moe_tiny 1 1e-3 1.5e-2 "${llama[@]}" "${no_dropout[@]}" "${experts[@]}"
 }
 
@@ -151,15 +170,18 @@ parity2() {
   compare seed2_dp2_distopt 2 1e-4 2e-3 "${b[@]}" ddp.use_distributed_optimizer=true
   compare seed2_tp2 2 2e-4 2e-3 "${b[@]}" model.tensor_model_parallel_size=2
   compare seed2_tp2_sp 2 2e-4 2e-3 "${b[@]}" model.tensor_model_parallel_size=2 model.sequence_parallel=true
+  # Beside predictions: no real run is known, and no verdict hangs on them.
+  local split=(model.tensor_model_parallel_size=2 model.sequence_parallel=true) before="$failed" ORACLES=predictions.json
+  compare seed2_tp2_sp_default_dropout 2 2e-4 2e-3 "${second[@]}" tokenizer.vocab_size=1024 optimizer.lr=1e-4 optimizer.min_lr=0 "${split[@]}"
+  compare seed1_tp2_sp_default_dropout 2 2e-4 2e-3 "${correlation[@]}" "${split[@]}"
+  failed="$before"
 }
 
-# Every family against transformers on the GPU. HF_FIXTURES: the archive tests/data/hf_fixtures.tar.xz, or the unpacked folder.
+# Every family against transformers on the GPU.
 families() {
-  local folder="${HF_FIXTURES:-$here/hf}" status=0
-  if [ -f "$folder" ]; then
-    mkdir -p "$here/hf" && tar -C "$here/hf" -xJf "$folder" && folder="$here/hf"
-  fi
-  MB_HF_FIXTURES="$folder" run "$here/tests/mb_engine_bridge_cuda_test" --gtest_filter='*LogitsLossAndGradients*' \
+  local status=0
+  # The table of docs/models.md is not here: what a test sees goes into a file instead of being compared with it.
+  MB_HF_FIXTURES="$(fixtures)" MB_FAMILY_RESULTS="$OUT/families.tsv" run "$here/tests/mb_engine_bridge_cuda_test" --gtest_filter='*LogitsLossAndGradients*' \
     >"$OUT/families.log" 2>&1 || status=$?
   grep -E ": loss |Failure|expected|FAILED|PASSED|SKIPPED" "$OUT/families.log" | head -n "${LINES_OF_FAILURE:-90}"
   grep -q ": loss " "$OUT/families.log" || status=1  # Nothing but skipped tests is no success.
@@ -172,6 +194,8 @@ kernels() {
   for bench in "$here"/tests/${KERNELS:-cuda_*_bench}; do
     local status=0
     run "$bench" 2>&1 | tee "$OUT/$(basename "$bench").log" || status=$?
+    awk '/^(rms_norm|residual|layer_norm|swiglu|cross entropy|adam)/ { if ($(NF - 1) + 0 < 80) { print "below 80 % of the copy: " $0; low = 1 } }
+      END { exit low }' "$OUT/$(basename "$bench").log" || status=1
     verdict "$(basename "$bench")" "$status"
   done
 }
@@ -187,7 +211,22 @@ median() {
       for (i = 1; i <= n; i++) for (j = i + 1; j <= n; j++) if (m[j] < m[i]) {
         x = m[i]; m[i] = m[j]; m[j] = x; x = t[i]; t[i] = t[j]; t[j] = x; x = f[i]; f[i] = f[j]; f[j] = x }
       k = int((n + 1) / 2)
-      printf "OURS %s: median of %d iterations %.1f ms, %.0f tokens/s, %s TFLOP/s/GPU\n", name, n, m[k], t[k], f[k] }'
+      printf "OURS %s: median of %d iterations %.1f ms, %.0f tokens/s, %s TFLOP/s/GPU (%.0f %% of 989)\n", name, n, m[k], t[k], f[k],
+        f[k] / 9.89 }' | tee -a "$OUT/medians.txt"
+}
+
+# planned LOG: the memory in use at the end is within 10 % of the plan.
+planned() {
+  grep "in use at the end" "$1" | awk '{ print; match($0, /\([-+0-9.]+ %\)/); off = substr($0, RSTART + 1) + 0; seen = 1
+    if (off > 10 || off < -10) bad = 1 } END { if (!seen) print "no line about memory"; exit bad || !seen }'
+}
+
+# at_least NAME TOKENS: the median that `bench NAME` printed.
+at_least() {
+  local reached
+  reached="$(grep -oE "^OURS $1: .* [0-9]+ tokens/s" "$OUT/medians.txt" | tail -n 1 | grep -oE "[0-9]+ tokens" | cut -d' ' -f1)"
+  [ "${reached:-0}" -ge "$2" ]
+  verdict "$1 reaches $2 tokens/s" $?
 }
 
 # bench NAME RECIPE RANKS OVERRIDE...: tokens/s of a recipe, median of its iterations.
@@ -203,7 +242,7 @@ bench() {
   done
   for rank in "${processes[@]}"; do wait "$rank" || status=$?; done
   median "$name" "$OUT/bench-$name.0.log"
-  grep "in use at the end" "$OUT/bench-$name.0.log"
+  planned "$OUT/bench-$name.0.log" || status=1
   [ "$status" -eq 0 ] || tail -n 6 "$OUT/bench-$name.0.log"
   verdict "bench $name" "$status"
 }
@@ -229,7 +268,7 @@ alone() {
   rm -rf "$here/saved-$name"
   run mbrank-cuda train --recipe "$recipe" --metrics "$OUT/$name.points" "${save[@]}" "${overrides[@]}" \
     >"$OUT/$name.log" 2>&1 || { echo "$name failed"; tail -n 5 "$OUT/$name.log"; return 1; }
-  grep "in use at the end" "$OUT/$name.log"
+  planned "$OUT/$name.log" || return 1
   median "$name" "$OUT/$name.log"
 }
 # Iteration, loss, gradient norm and loss scale of each point.
@@ -301,7 +340,11 @@ recompute() {
     model.recompute_num_layers=1 || status=1
   alone parts llama32_1b_pretrain_config "${shape[@]}" model.recompute_granularity=selective \
     "model.recompute_modules=[core_attn,mlp,layernorm]" || status=1
-  same keep again && same keep parts || status=1
+  alone pairs llama32_1b_pretrain_config "${shape[@]}" model.recompute_granularity=full model.recompute_method=uniform \
+    model.recompute_num_layers=2 || status=1
+  alone some llama32_1b_pretrain_config "${shape[@]}" model.recompute_granularity=full model.recompute_method=block \
+    model.recompute_num_layers=10 || status=1
+  same keep again && same keep parts && same keep pairs && same keep some || status=1
   verdict recompute "$status"
 }
 
@@ -403,14 +446,28 @@ qwen_half=(model.num_layers=24 model.hidden_size=896 model.num_attention_heads=1
   scheduler.lr_warmup_iters=1 optimizer.use_precision_aware_optimizer=true optimizer.exp_avg_dtype=bf16
   optimizer.exp_avg_sq_dtype=bf16)
 
-train1b() { bench 1b llama32_1b_pretrain_config 1 "${long[@]}" "${ten[@]}" train.global_batch_size=8; }
+# In turn with the PyTorch script, if the bundle has one; the median of each side's turns.
+train1b() {
+  local turn
+  for turn in 1 2; do
+    bench "1b-turn-$turn" llama32_1b_pretrain_config 1 "${long[@]}" "${ten[@]}" train.global_batch_size=8
+    [ -f "$here/peer.py" ] || return
+    python3 "$here/peer.py" --model 1b --seq 8192 --mbs 1 --accum 8 --iters 10 2>&1 | tail -n 1 | tee -a "$OUT/peer.txt"
+  done
+  awk '/^OURS 1b-turn/ { match($0, /[0-9]+ tokens/); ours += substr($0, RSTART) + 0 }
+    /^PEER/ { match($0, /GPU [0-9]+/); peer += substr($0, RSTART + 4) + 0 }
+    END { printf "1b: %.0f tokens/s, PyTorch %.0f, ratio %.3f\n", ours / 2, peer / 2, ours / peer; exit !(ours >= peer) }' \
+    "$OUT/medians.txt" "$OUT/peer.txt"
+  verdict "1b is as fast as PyTorch" $?
+}
 
 train() {
   train1b
   bench gpt2-124m vanilla_gpt_pretrain_config 1 "${gpt2[@]}" "${no_dropout[@]}"
   bench correlation vanilla_gpt_megatron_lm_config 1 "${correlation[@]}" "${no_dropout[@]}"
   bench qwen25-0.5b llama32_1b_pretrain_config 1 "${qwen_half[@]}" "${ten[@]}"
-  [ -f "$here/peer.py" ] && python3 "$here/peer.py" --model 1b --seq 8192 --mbs 1 --accum 8 --iters 10 2>&1 | tail -n 1
+  at_least gpt2-124m 492000      # llm.c on such a card.
+  at_least correlation 1366000   # 12 ms an iteration: a tenth of Megatron-LM's.
 }
 
 # bench8b NAME OVERRIDE...: the 8B model on one GPU.
@@ -424,7 +481,9 @@ bench8b() {
 
 train8b() {
   bench8b 8b
+  at_least 8b 11000
   train8b_fp8
+  at_least 8b-fp8 14500
 }
 
 # With the preset's first and last layer in BF16, and with all layers in FP8.
@@ -451,6 +510,8 @@ gap() {
 }
 
 # The 1B shape in BF16 and in FP8 on the same data. FP8_RECIPES: scalings; `-edges`: first and last layer in BF16, `-whole`: not.
+# Only the first preset keeps two layers in BF16 by itself, and the bound holds with them: other runs are reported without a verdict
+# on their gap. `bf16-again` starts from weights that differ by 1e-6 of themselves: what becomes of roundings in BF16 alone.
 # FP8_BASE: empty where $OUT/fp8-bf16.log is there already.
 fp8() {
   local rate="${FP8_LR:-5e-6}"
@@ -458,10 +519,11 @@ fp8() {
     model.vocab_size=128256 train.train_iters=200 validation.eval_iters=0 scheduler.lr_warmup_iters=10 scheduler.lr_decay_iters=200
     optimizer.lr="$rate" optimizer.min_lr="$rate" logger.log_interval=1 logger.log_throughput=true)
   local name status layers
-  for name in ${FP8_BASE-bf16} ${FP8_RECIPES:-current delayed subchannel}; do
+  for name in ${FP8_BASE-bf16} ${FP8_RECIPES:-current delayed-edges subchannel-edges}; do
     status=0 layers=()
     case "$name" in
       bf16) layers=(mixed_precision=bf16_mixed) ;;
+      bf16-again) layers=(mixed_precision=bf16_mixed model.init_method_std=0.02000002) ;;
       mxfp8* | nvfp4*) layers=(mixed_precision="bf16_with_${name%%-*}_mixed") ;;
       *) layers=(mixed_precision="bf16_with_fp8_${name%%-*}_scaling_mixed") ;;
     esac
@@ -473,7 +535,11 @@ fp8() {
     run mbrank-cuda train --recipe llama32_1b_pretrain_config "${shape[@]}" "${layers[@]}" >"$OUT/fp8-$name.log" 2>&1 || status=$?
     median "1b-2048-$name" "$OUT/fp8-$name.log"
     [ "$status" -eq 0 ] || tail -n 6 "$OUT/fp8-$name.log"
-    [ "$name" = bf16 ] || [ "$status" -ne 0 ] || gap "$name" || status=$?
+    case "$name" in
+      bf16) ;;
+      current | *-edges) [ "$status" -ne 0 ] || gap "$name" || status=$? ;;
+      *) gap "$name" || true ;;
+    esac
     verdict "fp8 $name" "$status"
   done
 }

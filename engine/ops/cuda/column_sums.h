@@ -2,6 +2,7 @@
 // kernel adds them up, rounds and accumulates.
 #pragma once
 
+#include "engine/ops/cuda/early_launch.h"
 #include "engine/ops/cuda/vectors.h"
 
 namespace mbridge::cuda {
@@ -18,6 +19,7 @@ __global__ void __launch_bounds__(1024)
   __shared__ float shared[kWarps][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t column = int64_t{blockIdx.x} * 32 + lane;
+  WaitForKernelsBefore();
 #pragma unroll
   for (int s = 0; s < kSums; ++s) {
     float sum = 0.0f;
@@ -47,9 +49,8 @@ __global__ void __launch_bounds__(1024)
 
 template <class T, int kSums>
 void FinishColumns(const Context& context, const float* partials, int64_t chunks, int64_t n, const ColumnOutputs& outputs) {
-  FinishColumnsKernel<T, kSums>
-      <<<static_cast<unsigned>((n + 31) / 32), 1024, 0, StreamOf(context)>>>(partials, chunks, n, outputs);
-  MB_CUDA_LAUNCHED();
+  LaunchEarly(context, &FinishColumnsKernel<T, kSums>, static_cast<unsigned>((n + 31) / 32), 1024, 0, partials, chunks, n,
+              outputs);
 }
 
 // Body: kN, kSums;  Row: Load(row, column);  Add(row's data, row, column, sums[kSums][kN]), which may also write results for that

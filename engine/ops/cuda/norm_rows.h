@@ -139,13 +139,8 @@ __global__ void __launch_bounds__(1024) NormForwardRowsKernel(const NormForwardA
   extern __shared__ uint4 ring[];  // [kStages, kHeld, threads]: x, then the residual.
   __shared__ float2 shared[2][32];
   const int thread = threadIdx.x, threads = blockDim.x, vectors = a.h / kN;
-  Pack<T, kN> gamma[kHold], beta[kLayer ? kHold : 1];
-#pragma unroll
-  for (int k = 0; k < kHold; ++k) {
-    if (thread + k * threads >= vectors) continue;
-    gamma[k] = LoadPack<kN>(a.gamma + (thread + k * threads) * kN);
-    if constexpr (kLayer) beta[k] = LoadPack<kN>(a.beta + (thread + k * threads) * kN);
-  }
+  WaitForKernelsBefore();
+  StartNextKernel();
   const auto fetch = [&](int64_t row, int slot) {
     if (row >= 0) {
 #pragma unroll
@@ -163,6 +158,13 @@ __global__ void __launch_bounds__(1024) NormForwardRowsKernel(const NormForwardA
   int64_t row = a.rows - 1 - blockIdx.x;
 #pragma unroll
   for (int slot = 0; slot < kStages - 1; ++slot) fetch(row - slot * stride, slot);
+  Pack<T, kN> gamma[kHold], beta[kLayer ? kHold : 1];
+#pragma unroll
+  for (int k = 0; k < kHold; ++k) {
+    if (thread + k * threads >= vectors) continue;
+    gamma[k] = LoadPack<kN>(a.gamma + (thread + k * threads) * kN);
+    if constexpr (kLayer) beta[k] = LoadPack<kN>(a.beta + (thread + k * threads) * kN);
+  }
   float largest = 0.0f;
   int sums = 0;  // Which half of `shared` is free.
   for (int slot = 0; row >= 0; row -= stride) {
@@ -266,12 +268,19 @@ template <class Kernel> void AllowShared(Kernel* kernel, int64_t bytes) {
 
 inline constexpr unsigned kMultiprocessors = 132;
 
+// At most `most` blocks, each with as many rows as the others but for the last: the rounds are as many as with `most` blocks, and
+// no few blocks are left alone with a last one.
+inline int64_t EvenBlocks(int64_t rows, int64_t most) {
+  const int64_t rounds = (rows + most - 1) / most;
+  return (rows + rounds - 1) / rounds;
+}
+
 inline unsigned ThreadsFor(int64_t vectors, int hold) {
   return static_cast<unsigned>(((vectors + hold - 1) / hold + 31) / 32 * 32);
 }
 
 // kHold decides the order of the sums: the same with and without residual.
-template <class T, bool kLayer, bool kAdd = false, int kHold = 2, int kStages = 2>
+template <class T, bool kLayer, bool kAdd = false, int kHold = 2, int kStages = kAdd ? 2 : 3>
 void LaunchNormForward(const Context& context, const NormForwardArgs<T>& a) {
   if (a.rows == 0) return;
   const cudaStream_t stream = StreamOf(context);
@@ -289,7 +298,7 @@ void LaunchNormForward(const Context& context, const NormForwardArgs<T>& a) {
     const int64_t shared = int64_t{16} * kStages * (kAdd ? 2 : 1) * kHold * threads;
     auto* const kernel = &NormForwardRowsKernel<T, kLayer, kAdd, kHold, kStages>;
     AllowShared(kernel, shared);
-    kernel<<<blocks, threads, static_cast<size_t>(shared), stream>>>(a);
+    LaunchEarly(context, kernel, blocks, threads, static_cast<size_t>(shared), a);
     done = true;
   }
   if (!done) NormForwardAnyKernel<T, kLayer><<<rows, 256, 0, stream>>>(a);
@@ -420,6 +429,7 @@ __global__ void __launch_bounds__(256, kNormBackwardBlocks<kLayer, kHold>) NormB
     row -= stride;
     if (row >= 0) current = load(row);
   }
+  StartNextKernel();
   if (a.amax != nullptr) RaiseMaximum(a.amax, Round<T>(largest));
   // A row of partial sums a block; those of its warps are joined first.
   constexpr int kWidth = 32 * kHold * kN;
@@ -512,6 +522,7 @@ __global__ void __launch_bounds__(kNormBackwardThreads<kHold>, 1)
     }
     slot = slot + 1 == kStages ? 0 : slot + 1;
   }
+  StartNextKernel();
   if (a.amax != nullptr) RaiseMaximum(a.amax, Round<T>(largest));
   // A row of partial sums a block: the groups add theirs one after the other.
   auto* const joined = reinterpret_cast<float*>(ring);  // [kSums, h]
@@ -604,8 +615,8 @@ void LaunchNormBackward(const Context& context, NormBackwardArgs<T> a, const Col
     const int64_t shared = int64_t{16} * kNormBackwardStages * 3 * kHold * threads;
     auto* const kernel = &NormBackwardRowsKernel<T, kLayer, kHold>;
     AllowShared(kernel, shared);
-    kernel<<<start(std::min<int64_t>((a.rows + groups - 1) / groups, kMultiprocessors)), threads, static_cast<size_t>(shared),
-             stream>>>(a, static_cast<int>(group));
+    kernel<<<start(EvenBlocks((a.rows + groups - 1) / groups, kMultiprocessors)), threads, static_cast<size_t>(shared), stream>>>(
+        a, static_cast<int>(group));
   };
   bool done = aligned && WithWarpHold(vectors, [&]<int kHold>(std::integral_constant<int, kHold>) {
                 NormBackwardWarpKernel<T, kLayer, kHold>

@@ -101,9 +101,10 @@ __global__ void __launch_bounds__(1024) RowKernel(T* logits, int64_t n, const in
 
 // A cluster of blocks a row, each with `part` vectors of it in shared memory, so that the row is read once and written once.
 // Clusters stay and go from row to row: what a thread has written of one row makes place for its copy of the next, so that reads
-// and writes are under way all the time. Rows are whole vectors, 16-byte aligned; the last part may be shorter or empty.
+// and writes are under way all the time; without gradient, what it has read does. Rows are whole vectors, 16-byte aligned; the
+// last part may be shorter or empty.
 constexpr int kPartThreads = 512, kPartBytes = 76000, kMostParts = 8;  // Three parts in a multiprocessor.
-template <class T>
+template <class T, bool kGradient>
 __global__ void __launch_bounds__(kPartThreads, 3)
     ClusterRowKernel(T* logits, int64_t rows, int64_t n, const int32_t* labels, const float* weights, float* losses, int part) {
   constexpr int kN = kVectorSize<T>, kHold = (kPartBytes / 16 + kPartThreads - 1) / kPartThreads;
@@ -126,17 +127,23 @@ __global__ void __launch_bounds__(kPartThreads, 3)
   cluster.sync();  // All blocks run before one writes into another.
   for (int turn = 0; row < rows; row += clusters, turn ^= 1) {
     const int label = labels[row] - first * kN;  // Inside of this part, if it is there.
-    const float weight = weights[row];
+    const float weight = kGradient ? weights[row] : 0.0f;
+    const int64_t next = row + clusters;
     FastOnlineSoftmax online;
+    float predicted = 0.0f;
+    if (!kGradient && threadIdx.x == 0 && rank == 0) predicted = Widen(logits[row * n + labels[row]]);
     ForEachIndex<kHold>([&]<int k>(std::integral_constant<int, k>) {
-      WaitForCopies<kHold - 1 - k>();
+      WaitForCopies<kGradient ? kHold - 1 - k : kHold - 1>();
       const int vector = threadIdx.x + k * kPartThreads;
-      if (vector >= count) return;
-      Pack<T, kN> loaded;
-      loaded.units[0] = cache[vector];
-      float values[kN];
-      Unpack(loaded, values);
-      online.Add(values);
+      if (vector < count) {
+        Pack<T, kN> loaded;
+        loaded.units[0] = cache[vector];
+        float values[kN];
+        Unpack(loaded, values);
+        online.Add(values);
+        if (!kGradient && next < rows) fetch(next, vector);
+      }
+      if constexpr (!kGradient) CommitCopies();
     });
     online.JoinWarp();
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = {online.maximum, online.sum};
@@ -157,9 +164,12 @@ __global__ void __launch_bounds__(kPartThreads, 3)
     // In the order of the parts, the same in every block.
     FastOnlineSoftmax all;
     for (int other = 0; other < ranks; ++other) all.Join(of_parts[turn][other].x, of_parts[turn][other].y);
+    if constexpr (!kGradient) {
+      if (threadIdx.x == 0 && rank == 0) losses[row] = logf(all.sum) - (predicted - all.maximum);
+      continue;
+    }
     const float inverse = 1.0f / all.sum, factor = inverse * weight, scaled = all.maximum * FastOnlineSoftmax::kLog2E;
     const int label_vector = label >= 0 && label < count * kN ? label / kN : -1;
-    const int64_t next = row + clusters;
     T* const z = logits + row * n + int64_t{first} * kN;
 #pragma unroll 2
     for (int k = 0; k < kHold; ++k) {
@@ -171,7 +181,6 @@ __global__ void __launch_bounds__(kPartThreads, 3)
         Unpack(kept, values);
         if (vector == label_vector) {
           const int hit = label % kN;
-          float predicted = 0.0f;
 #pragma unroll
           for (int i = 0; i < kN; ++i) {
             if (i == hit) predicted = values[i];
@@ -192,16 +201,18 @@ __global__ void __launch_bounds__(kPartThreads, 3)
 }
 
 // False where a row does not suit clusters.
-template <class T>
+template <class T, bool kGradient>
 bool LaunchClusters(const Context& context, const Tensor& logits, const Tensor& labels, const Tensor& weight,
                     const Tensor& loss) {
   constexpr int kN = kVectorSize<T>, kNarrow = 8192;
+  constexpr auto kKernel = &ClusterRowKernel<T, kGradient>;
   const int64_t n = logits.shape[1], vectors = n / kN;
   if (n % kN != 0 || n < kNarrow || !AreAligned16(logits.data)) return false;
   int64_t blocks = 1;
   while (blocks < kMostParts && (vectors + blocks - 1) / blocks * 16 > kPartBytes) blocks *= 2;
   const int64_t part = (vectors + blocks - 1) / blocks;
   if (part * 16 > kPartBytes) return false;
+  if (!kGradient && blocks > 2) return false;  // Reading alone needs no cache: a wide row hides a block's end of a row by itself.
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   cudaLaunchConfig_t config{};
@@ -214,14 +225,13 @@ bool LaunchClusters(const Context& context, const Tensor& logits, const Tensor& 
   };
   // Clusters of 1, 2, 4 and 8 blocks with full parts that the device runs at once.
   static const std::array<int, 4> resident = [&] {
-    MB_CUDA(cudaFuncSetAttribute(&ClusterRowKernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, kPartBytes));
-    MB_CUDA(cudaFuncSetAttribute(&ClusterRowKernel<T>, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                 cudaSharedmemCarveoutMaxShared));
+    MB_CUDA(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kPartBytes));
+    MB_CUDA(cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
     config.dynamicSmemBytes = kPartBytes;
     std::array<int, 4> most{};
     for (int i = 0; i < 4; ++i) {
       set_clusters(132, int64_t{1} << i);
-      MB_CUDA(cudaOccupancyMaxActiveClusters(&most[i], &ClusterRowKernel<T>, &config));
+      MB_CUDA(cudaOccupancyMaxActiveClusters(&most[i], kKernel, &config));
       if (most[i] < 1) ThrowEngineError("the device runs no clusters of {} blocks", 1 << i);
     }
     return most;
@@ -230,9 +240,10 @@ bool LaunchClusters(const Context& context, const Tensor& logits, const Tensor& 
   set_clusters(std::min<int64_t>(rows, resident[std::countr_zero(static_cast<uint64_t>(blocks))]), blocks);
   config.dynamicSmemBytes = static_cast<size_t>(part) * 16;
   config.stream = StreamOf(context);
-  MB_CUDA(cudaLaunchKernelEx(
-      &config, &ClusterRowKernel<T>, PointerOf<T>(logits), rows, n, static_cast<const int32_t*>(PointerOf<int32_t>(labels)),
-      static_cast<const float*>(PointerOf<float>(weight)), PointerOf<float>(loss), static_cast<int>(part)));
+  const float* const weights = kGradient ? PointerOf<float>(weight) : nullptr;
+  MB_CUDA(cudaLaunchKernelEx(&config, kKernel, PointerOf<T>(logits), rows, n,
+                             static_cast<const int32_t*>(PointerOf<int32_t>(labels)), weights, PointerOf<float>(loss),
+                             static_cast<int>(part)));
   return true;
 }
 
@@ -275,14 +286,13 @@ void SoftmaxCrossEntropyCuda(const Context& context, const Tensor& logits, const
   if (labels.size() == 0) return;
   if (labels.size() > INT32_MAX) ThrowEngineError("cross entropy of {} rows", labels.size());
   WithType(logits.dtype, [&]<class T>(T) {
-    if (weight.empty()) {
-      Launch<T, false>(context, logits, labels, weight, gradient_precision, loss);
-    } else {
+    const auto launch = [&]<bool kGradient>(std::bool_constant<kGradient>) {
       if constexpr (!std::is_same_v<T, float>) {
-        if (LaunchClusters<T>(context, logits, labels, weight, loss)) return;
+        if (LaunchClusters<T, kGradient>(context, logits, labels, weight, loss)) return;
       }
-      Launch<T, true>(context, logits, labels, weight, gradient_precision, loss);
-    }
+      Launch<T, kGradient>(context, logits, labels, weight, gradient_precision, loss);
+    };
+    weight.empty() ? launch(std::false_type()) : launch(std::true_type());
   });
 }
 
