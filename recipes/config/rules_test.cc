@@ -14,6 +14,7 @@
 namespace mbridge::recipes {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -233,6 +234,12 @@ TEST(Rules, NarrowPrecisions) {
   EXPECT_EQ(changed->config().model().fp8_amax_history_len(), 16);
   EXPECT_EQ(changed->config().model().fp8_margin(), 2);
   EXPECT_EQ(changed->config().model().fp8_amax_compute_algo(), "max");
+  // The switch alone would keep no layer.
+  EXPECT_THAT(Submit(With(CorrelationRun(), {delayed, "mixed_precision.first_last_layers_bf16=true"})).status().message(),
+              AllOf(HasSubstr("mixed_precision.first_last_layers_bf16"), HasSubstr("num_layers_at_start_in_bf16")));
+  EXPECT_TRUE(Submit(With(CorrelationRun(), {delayed, "mixed_precision.first_last_layers_bf16=true",
+                                             "mixed_precision.num_layers_at_end_in_bf16=1"}))
+                  .ok());
   auto by_model = Submit(With(CorrelationRun(), {"model.fp8=e4m3", "model.fp8_recipe=blockwise"}));
   ASSERT_TRUE(by_model.ok()) << by_model.status();
   EXPECT_EQ(by_model->config().model().fp8_recipe(), "blockwise");

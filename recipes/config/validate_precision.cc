@@ -64,6 +64,11 @@ void ValidatePrecision(ConfigState* state) {
         "is set without a 16-bit type; choose mixed_precision=bf16_mixed, fp16_mixed or a preset with fp8 or nvfp4");
   }
   ValidateSides(state);
+  if (m.first_last_layers_bf16() && m.num_layers_at_start_in_bf16() + m.num_layers_at_end_in_bf16() == 0) {
+    state->Fail("mixed_precision.first_last_layers_bf16",
+                "is true and keeps no layer in 16 bits: mixed_precision.num_layers_at_start_in_bf16 and "
+                "mixed_precision.num_layers_at_end_in_bf16 are 0; set them, for example to 1, or leave it out");
+  }
   if (m.first_last_layers_bf16() && m.num_layers_at_start_in_bf16() + m.num_layers_at_end_in_bf16() >= m.num_layers()) {
     state->warnings.push_back("model.num_layers_at_start_in_bf16 (" + Number(m.num_layers_at_start_in_bf16()) +
                               ") and model.num_layers_at_end_in_bf16 (" + Number(m.num_layers_at_end_in_bf16()) +

@@ -116,7 +116,8 @@ parity() {
   compare seed1 1 1e-4 2e-3 "${correlation[@]}" "${no_dropout[@]}"
   compare seed1_default_dropout 1 1e-4 2e-3 "${correlation[@]}"
   FIRST_ITERATION=1e-4 compare llama_tiny 1 6e-4 1e-2 "${llama[@]}" "${no_dropout[@]}"
-  compare moe_tiny 1 1e-3 1.5e-2 "${llama[@]}" "${no_dropout[@]}" "${experts[@]}"
+  # Its runs scatter with a standard deviation of 6e-4 (moe_scatter): this shows gross faults, moe_scatter compares the mean of eight.
+  compare moe_tiny 1 2e-3 1.5e-2 "${llama[@]}" "${no_dropout[@]}" "${experts[@]}"
 }
 
 # scatter NAME OVERRIDE...: moe_tiny's model eight times. The standard deviation of the initial weights differs by up to 4e-6 of

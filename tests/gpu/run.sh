@@ -3,27 +3,30 @@
 #
 #   bash tests/gpu/run.sh bundle [FILE]        builds and packs programs, tests and libraries (default build/gpu-bundle.tar.xz)
 #   bash tests/gpu/run.sh on FILE PART...      unpacks FILE into a temporary folder and runs the parts; logs go to $OUT
-#     ops      every CUDA operator against its CPU twin         (1 GPU, ~1 min)
-#     memcheck the same under compute-sanitizer, small shapes   (1 GPU, ~3 min)
-#     parity   Megatron-LM's losses through mbctl, one GPU      (1 GPU, ~1 min)
-#     moe_scatter how far the losses of experts scatter by themselves (1 GPU, ~2 min)
-#     parity2  the same on two GPUs: dp2, tp2, tp2_sp, distopt  (2 GPUs, ~2 min)
-#     families every family's logits, loss and gradients against transformers (1 GPU, ~1 min; HF_FIXTURES=tests/data/hf_fixtures.tar.xz)
-#     determinism two runs equal to the bit                (1 GPU, ~1 min)
-#     fp16     FP16 with loss scaling beside BF16          (1 GPU, ~1 min)
-#     graphs   CUDA graphs: same bits, times               (1 GPU, ~1 min)
-#     recompute recomputation: same bits, less memory      (1 GPU, ~2 min)
-#     memory   too large a job is refused, a full GPU ends one  (1 GPU, ~2 min)
-#     watchdog a rank killed, a rank stopped               (2 GPUs, ~3 min)
-#     kernels  bandwidth and GEMM tables                        (1 GPU, ~1 min)
-#     train    step times of the benchmark rows beside PyTorch  (1 GPU, ~6 min)
-#     qwen8b   Qwen3-8B on one GPU                      (1 GPU, ~3 min)
-#     moe      DeepSeek-V2-Lite, 12 layers              (1 GPU, ~2 min)
-#     moe2     DeepSeek-V2-Lite whole on two GPUs         (2 GPUs, ~1 min)
-#     profile  where the time of a 1B and an 8B step goes      (1 GPU, ~3 min)
-#     profile_moe the same of DeepSeek-V2-Lite, 12 layers      (1 GPU, ~1 min)
-#     tuning   first suggestions and timed products, in turn    (1 GPU, ~3 min)
-#     train2   the two-GPU rows                                 (2 GPUs, ~5 min)
+#     ops          every CUDA operator against its CPU twin, models, families (1 GPU, 55 s)
+#     memcheck     the smallest of them under compute-sanitizer (SANITIZER) (1 GPU, 65 s)
+#     families     every family's logits, loss and gradients against transformers (1 GPU, 2 s; HF_FIXTURES=tests/data/hf_fixtures.tar.xz)
+#     parity       Megatron-LM's losses through mbctl, one GPU (1 GPU, 10 s)
+#     moe_scatter  how far the losses of experts scatter by themselves (1 GPU, 25 s)
+#     parity2      the same on two GPUs: dp2, tp2, tp2_sp, distopt, predictions (2 GPUs, 30 s)
+#     determinism  two runs equal to the bit (1 GPU, 40 s)
+#     fp16         FP16 with loss scaling beside BF16 (1 GPU, 5 s)
+#     graphs       CUDA graphs: same bits, times (1 GPU, 10 s)
+#     recompute    recomputation: same bits, less memory (1 GPU, 15 s)
+#     memory       too large a job is refused, a full GPU ends one (1 GPU, 15 s)
+#     watchdog     a rank killed, a rank stopped (2 GPUs, 80 s)
+#     kernels      bandwidth and product tables (1 GPU, 80 s)
+#     train        the rows of 1B (in turn with PyTorch), GPT-2, 0.5B, correlation (1 GPU, 2.5 min)
+#     train8b      8B in BF16 and FP8 (1 GPU, 3 min)
+#     fp8          losses in FP8 beside BF16 (FP8_RECIPES) (1 GPU, 3 min)
+#     qwen8b       Qwen3-8B on one GPU (1 GPU, 20 s)
+#     moe          DeepSeek-V2-Lite, 12 layers (1 GPU, 10 s)
+#     moe2         DeepSeek-V2-Lite whole on two GPUs (2 GPUs, 20 s)
+#     profile      where the time of a 1B and an 8B step goes (1 GPU, 30 s)
+#     profile_moe  the same of DeepSeek-V2-Lite, 12 layers (1 GPU, 15 s)
+#     tuning       first suggestions and timed products, in turn (1 GPU, 2 min)
+#     train2       1B data parallel, 8B tensor parallel (2 GPUs, 60 s)
+#     overlap      gradients reduced while backward runs: same bits, times (2 GPUs, 20 s)
 #   PEER=FILE  the PyTorch script that `train` runs beside ours; without it only ours runs
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
@@ -51,6 +54,7 @@ bundle() {
   tar -C "$stage" -c . | xz -T1 --lzma2=preset=6,dict=192MiB >"$out"
   rm -rf "$stage"
   say "$out: $(du -h "$out" | cut -f1)"
+  [ "$(stat -c %s "$out")" -le $((30 << 20)) ] || { echo "the bundle is above 30 MB: it has to travel" >&2; return 1; }
 }
 
 case "${1:-}" in
@@ -62,5 +66,5 @@ case "${1:-}" in
     shift 2
     exec bash "$stage/parts.sh" "$@"
     ;;
-  *) sed -n '2,27s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
+  *) sed -n '2,30s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
 esac
