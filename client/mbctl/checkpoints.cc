@@ -98,7 +98,7 @@ void AddVerify(CLI::App* group, Session* session) {
 
 // A command on one or more checkpoints that answers with each.
 void AddEach(CLI::App* group, Session* session, const char* name, const char* help,
-             std::function<absl::StatusOr<v1::Checkpoint>(client::Client*, const std::string&)> call) {
+             const std::function<absl::StatusOr<v1::Checkpoint>(client::Client*, const std::string&)>& call) {
   auto ids = std::make_shared<std::vector<std::string>>();
   auto* command = group->add_subcommand(name, help);
   command->add_option("CKPT", *ids, "Checkpoint ids, RUN@STEP")->required();

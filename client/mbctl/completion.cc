@@ -47,7 +47,7 @@ std::string Join(const std::vector<std::string>& words) {
 }
 
 // A description inside single quotes of a shell.
-std::string Quoted(std::string text) {
+std::string Quoted(const std::string& text) {
   std::string quoted;
   for (const char c : text) quoted += c == '\'' ? ' ' : c == '\n' ? ' ' : c;
   return "'" + quoted + "'";

@@ -98,7 +98,7 @@ TEST(Progress, RedrawsAtMostFiveTimesASecondAndOnlyOnATerminal) {
   EXPECT_EQ(pipe.str(), "");
 }
 
-Terminal Describe(std::map<std::string, std::string> values, bool terminal = true, int width = 0) {
+Terminal Describe(const std::map<std::string, std::string>& values, bool terminal = true, int width = 0) {
   return DescribeTerminal(terminal, terminal, terminal, width, [values](const std::string& name) -> std::optional<std::string> {
     const auto found = values.find(name);
     return found == values.end() ? std::nullopt : std::optional<std::string>(found->second);

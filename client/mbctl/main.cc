@@ -4,7 +4,6 @@
 #include "client/mbctl/session.h"
 
 int main(int argc, char** argv) {
-  using namespace mbridge;
-  mbctl::Session session(std::cout, std::cerr, mbctl::ProcessTerminal(), client::ProcessEnvironment);
-  return mbctl::RunCommandLine(&session, {argv + 1, argv + argc});
+  mbridge::mbctl::Session session(std::cout, std::cerr, mbridge::mbctl::ProcessTerminal(), mbridge::client::ProcessEnvironment);
+  return mbridge::mbctl::RunCommandLine(&session, {argv + 1, argv + argc});
 }

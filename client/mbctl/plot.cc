@@ -29,7 +29,7 @@ class Canvas {
 
   void Set(int x, int y) {
     if (x < 0 || y < 0 || x >= width() || y >= height()) return;
-    cells_[static_cast<size_t>(y / dots_y_ * columns_ + x / dots_x_)] |= unicode_ ? kDots[y % 4][x % 2] : 1;
+    cells_[CellAt(x / dots_x_, y / dots_y_)] |= unicode_ ? kDots[y % 4][x % 2] : 1;
   }
   void Line(int x0, int y0, int x1, int y1) {
     const int steps = std::max({std::abs(x1 - x0), std::abs(y1 - y0), 1});
@@ -40,7 +40,7 @@ class Canvas {
   std::string Row(int row) const {
     std::string text;
     for (int column = 0; column < columns_; ++column) {
-      const uint8_t cell = cells_[static_cast<size_t>(row * columns_ + column)];
+      const uint8_t cell = cells_[CellAt(column, row)];
       if (!unicode_) {
         text += cell ? '*' : ' ';
       } else if (cell == 0) {
@@ -56,6 +56,10 @@ class Canvas {
   }
 
  private:
+  size_t CellAt(int column, int row) const {
+    return static_cast<size_t>(row) * static_cast<size_t>(columns_) + static_cast<size_t>(column);
+  }
+
   bool unicode_;
   int dots_x_, dots_y_, columns_, rows_;
   std::vector<uint8_t> cells_;

@@ -103,7 +103,7 @@ class Reader {
     for (const auto& entry : node) {
       absl::StatusOr<Value> item = ToValue(entry.second, depth + 1);
       if (!item.ok()) return item;
-      value.map.emplace_back(entry.first.as<std::string>(), *std::move(item));
+      value.map.push_back({entry.first.as<std::string>(), *std::move(item)});
     }
     return value;
   }

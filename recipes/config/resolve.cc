@@ -103,8 +103,8 @@ class Assigner {
   void AssignEnvironment(const std::string& name, const Assignment& assignment) {
     Value map = state_->Get("env_vars");
     map.kind = Value::Kind::kMap;
-    std::erase_if(map.map, [&name](const auto& entry) { return entry.first == name; });
-    if (!assignment.value.is_null()) map.map.emplace_back(name, assignment.value);
+    std::erase_if(map.map, [&name](const auto& entry) { return entry.key == name; });
+    if (!assignment.value.is_null()) map.map.push_back({name, assignment.value});
     state_->Set("env_vars", map, origin_, assignment.source, level_);
   }
 

@@ -37,7 +37,7 @@ TEST(TensorParallel, OnOneRankTheSequenceIsWholeAndTheRecordSaysSo) {
 }
 
 TEST(TensorParallel, SizesThatDoNotDivideAreRefusedByName) {
-  const auto problem = [](std::vector<std::string> lines, int ranks) {
+  const auto problem = [](const std::vector<std::string>& lines, int ranks) {
     std::vector<std::string> run = CorrelationRun();
     for (const std::string& line : lines) run = Without(run, line.substr(0, line.find('=')));
     return Violation(Submit(With(run, lines), "vanilla_gpt_pretrain_config", ranks).status(), "model.tensor_model_parallel_size");

@@ -313,7 +313,7 @@ Value ReadKey(const v1::ConfigContainer& config, const Key& key) {
     Value map;
     map.kind = Value::Kind::kMap;
     const std::map<std::string, std::string> sorted(config.env_vars().begin(), config.env_vars().end());
-    for (const auto& [name, value] : sorted) map.map.emplace_back(name, Value::String(value));
+    for (const auto& [name, value] : sorted) map.map.push_back({name, Value::String(value)});
     return map.map.empty() ? Value::Null() : map;
   }
   if (field->is_repeated()) {

@@ -31,7 +31,7 @@ TEST(Values, Grammar) {
   EXPECT_EQ(ParseValue("\"a,b\"")->text, "a,b");
   EXPECT_EQ(ParseValue("a,b")->text, "a,b");
   EXPECT_EQ(ParseValue("[1, x, [2.5]]")->list.size(), 3u);
-  EXPECT_EQ(ParseValue("{A:1,B:'x y'}")->map[1].second.text, "x y");
+  EXPECT_EQ(ParseValue("{A:1,B:'x y'}")->map[1].value.text, "x y");
   EXPECT_TRUE(ParseValue("[]")->list.empty());
   for (const char* wrong : {"", " 1", "1 ", "[1", "{a}", "'x", "[1]]", "[,]", "[1,,2]"})
     EXPECT_FALSE(ParseValue(wrong).ok()) << wrong;

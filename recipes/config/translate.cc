@@ -31,7 +31,7 @@ Value ParseLayerPattern(const std::string& text) {
   for (char c : text) {
     if (c != '(' && c != ')' && c != ' ') expression += c;
   }
-  if (const Value word = ParseWord(expression); word.kind == Value::Kind::kInt) return word;
+  if (Value word = ParseWord(expression); word.kind == Value::Kind::kInt) return word;
   std::vector<Value> items;
   for (size_t at = 0; at < expression.size();) {
     const size_t close = expression.find(']', at);

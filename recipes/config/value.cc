@@ -128,7 +128,7 @@ class Parser {
       if (!Take(':')) return Wrong("expected : after the name " + key->text);
       absl::StatusOr<Value> item = Parse(",}", depth + 1);
       if (!item.ok()) return item;
-      map.map.emplace_back(key->text, *std::move(item));
+      map.map.push_back({key->text, *std::move(item)});
     }
     return map;
   }

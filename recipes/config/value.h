@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -14,6 +13,7 @@
 namespace mbridge::recipes {
 
 struct Value {
+  struct Entry;  // Key and value, in the order written.
   enum class Kind { kNull, kBool, kInt, kDouble, kString, kList, kMap };
 
   Kind kind = Kind::kNull;
@@ -22,9 +22,9 @@ struct Value {
   double number = 0.0;  // Also set for kInt.
   std::string text;     // Content of a string; of other scalars, the text they were written as.
   std::vector<Value> list;
-  std::vector<std::pair<std::string, Value>> map;
+  std::vector<Entry> map;
 
-  static Value Null() { return {}; }
+  static Value Null();
   static Value Bool(bool value);
   static Value Int(int64_t value);
   static Value Double(double value);
@@ -35,6 +35,15 @@ struct Value {
   // Same value; 1 equals 1.0.
   bool operator==(const Value& other) const;
 };
+
+struct Value::Entry {
+  std::string key;
+  Value value;
+
+  bool operator==(const Entry& other) const = default;
+};
+
+inline Value Value::Null() { return {}; }
 
 // INVALID_ARGUMENT says what is wrong and where; blanks at the ends and the empty text are errors.
 absl::StatusOr<Value> ParseValue(const std::string& text);

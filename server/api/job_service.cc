@@ -20,8 +20,9 @@ class JobService : public v1::JobService::CallbackService {
       return call.reactor();
     }
     context_.submitter->Submit(*request, [call, response](absl::StatusOr<v1::CreateJobResponse> result) {
-      if (result.ok()) *response = std::move(result).value();
-      call.Done(result.status());
+      if (!result.ok()) return call.Done(result.status());
+      *response = *std::move(result);
+      call.Done(absl::OkStatus());
     });
     return call.reactor();
   }

@@ -65,7 +65,8 @@ v1::Reason ReasonOf(const grpc::Status& status) {
 // Runs every attempt for `steps` steps, one a Sync, then ends it. Answers preflights with `problems`.
 class AgentThread {
  public:
-  AgentThread(std::shared_ptr<grpc::Channel> channel, int64_t steps) : stub_(v1::AgentService::NewStub(channel)), steps_(steps) {
+  AgentThread(const std::shared_ptr<grpc::Channel>& channel, int64_t steps)
+      : stub_(v1::AgentService::NewStub(channel)), steps_(steps) {
     thread_ = std::thread([this] { Run(); });
   }
   ~AgentThread() {

@@ -146,7 +146,7 @@ class ControllerTest : public ::testing::Test {
     options.clock.now = [this] { return now_; };
     controller_ = std::move(*Controller::Create(options, store_.get(), &metrics_));
   }
-  std::string Submit(const std::string& run_name = "", int ranks = 1, std::function<void(v1::Job&)> change = nullptr) {
+  std::string Submit(const std::string& run_name = "", int ranks = 1, const std::function<void(v1::Job&)>& change = nullptr) {
     v1::Job job;
     job.set_job_id(NewJobId(std::chrono::system_clock::now() + milliseconds(++submitted_)));
     job.set_run_name(run_name.empty() ? NewRunName() : run_name);
@@ -175,7 +175,7 @@ class ControllerTest : public ::testing::Test {
   // A job with its attempt running and reported.
   std::string Running(int ranks = 1) {
     agent_.Sync(*controller_);
-    const std::string job = Submit("", ranks);
+    std::string job = Submit("", ranks);
     agent_.Sync(*controller_);
     agent_.Started(job);
     agent_.Sync(*controller_);

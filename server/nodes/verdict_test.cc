@@ -18,14 +18,14 @@ v1::RankEnd End(int rank, v1::Reason reason, int64_t second = 0, int exit_code =
   return Normalized(end);
 }
 
-v1::Attempt Attempt(std::vector<v1::RankEnd> ends, int ranks = 0) {
+v1::Attempt Attempt(const std::vector<v1::RankEnd>& ends, int ranks = 0) {
   v1::Attempt attempt;
   for (int rank = 0; rank < std::max<int>(ranks, ends.size()); ++rank) attempt.add_placement()->set_rank(rank);
-  for (auto& end : ends) *attempt.add_rank_ends() = end;
+  for (const auto& end : ends) *attempt.add_rank_ends() = end;
   return attempt;
 }
 
-v1::Job JobWithEnds(std::vector<v1::Reason> reasons, int max_restarts = 0) {
+v1::Job JobWithEnds(const std::vector<v1::Reason>& reasons, int max_restarts = 0) {
   v1::Job job;
   job.set_state(v1::JOB_STATE_RUNNING);
   job.mutable_spec()->set_max_restarts(max_restarts);

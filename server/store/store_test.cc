@@ -239,7 +239,7 @@ TEST_F(StoreTest, FlippedBitsNeverLoseAJobSilently) {
       fs::copy(pristine, directory_, fs::copy_options::recursive);
       const auto files = FilesOf(directory_ / "db", part);
       ASSERT_FALSE(files.empty()) << part;
-      const fs::path file = files[random() % files.size()];
+      const fs::path& file = files[random() % files.size()];
       const auto size = fs::file_size(file);
       if (size == 0) continue;
       const auto offset = static_cast<std::streamoff>(random() % size);
@@ -351,7 +351,7 @@ class FullFileSystem : public rocksdb::FileSystemWrapper {
   rocksdb::IOStatus NewWritableFile(const std::string& name, const rocksdb::FileOptions& options,
                                     std::unique_ptr<rocksdb::FSWritableFile>* result, rocksdb::IODebugContext* debug) override {
     auto status = FileSystemWrapper::NewWritableFile(name, options, result, debug);
-    if (status.ok()) result->reset(new FullFile(std::move(*result), &full));
+    if (status.ok()) *result = std::make_unique<FullFile>(std::move(*result), &full);
     return status;
   }
   std::atomic<bool> full{false};

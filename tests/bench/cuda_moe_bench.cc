@@ -152,14 +152,15 @@ void BenchLatentHeads(Bench* bench) {
   });
 }
 
-}  // namespace
-}  // namespace mbridge
-
-int main() {
-  using namespace mbridge;
+int Main() {
   Bench bench;
   BenchExperts(&bench, {"DeepSeek-V2-Lite", 4096, 64, 6, 2048, 1408});
   BenchExperts(&bench, {"Mixtral", 4096, 8, 2, 4096, 14336});
   BenchLatentHeads(&bench);
   return 0;
 }
+
+}  // namespace
+}  // namespace mbridge
+
+int main() { return mbridge::Main(); }

@@ -50,7 +50,7 @@ class AgentTest : public ::testing::Test {
   }
 
   pid_t SpawnAgent() {
-    const std::vector<std::string> words = {MB_BINARY_DIR "/bin/mbagent",
+    const std::vector<std::string> words = {std::string(MB_BINARY_DIR) + "/bin/mbagent",
                                             "--coordinator",
                                             "unix:" + directory_ + "/c.sock",
                                             "--state-dir",

@@ -16,6 +16,7 @@
 #include "worker/agent/inventory.h"
 #include "worker/agent/supervise.h"
 
+namespace mbridge::agent {
 namespace {
 
 std::atomic<bool> stop_requested{false};
@@ -24,14 +25,11 @@ void RequestStop(int) { stop_requested.store(true); }
 
 int Fail(const absl::Status& status) {
   std::fprintf(stderr, "mbagent: %s\n", std::string(status.message()).c_str());
-  if (status.code() == absl::StatusCode::kInvalidArgument) return mbridge::InfoOf(mbridge::v1::REASON_INVALID_CONFIG).exit_code();
-  return mbridge::InfoOf(mbridge::v1::REASON_STORE_LOCKED).exit_code();
+  if (status.code() == absl::StatusCode::kInvalidArgument) return InfoOf(v1::REASON_INVALID_CONFIG).exit_code();
+  return InfoOf(v1::REASON_STORE_LOCKED).exit_code();
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  using namespace mbridge::agent;
+int Main(int argc, char** argv) {
   const std::filesystem::path here = std::filesystem::read_symlink("/proc/self/exe").parent_path();
   AgentOptions options;
   options.programs = {here / "mbshim", here / "mbrank", here / "mbrank-cuda"};
@@ -41,7 +39,7 @@ int main(int argc, char** argv) {
   CLI::App app{
       "Node agent: connects to a coordinator, starts the ranks of its jobs on this machine and keeps them running.\n"
       "Example: mbagent --coordinator coordinator.example:7070 --state-dir /var/lib/mbridge/agent"};
-  app.set_version_flag("--version", mbridge::VersionLine("mbagent"));
+  app.set_version_flag("--version", VersionLine("mbagent"));
   app.add_option("--coordinator", link_options.target, "gRPC address: unix:/path/coordinator.sock or host:port")->required();
   app.add_option("--state-dir", options.state_directory, "Directory of this agent: node id, attempts, logs, spools")->required();
   app.add_option("--rank-program", options.programs.rank, "Rank program for the CPU")->capture_default_str();
@@ -56,7 +54,7 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     const int code = app.exit(error);
-    return code == 0 ? 0 : mbridge::InfoOf(mbridge::v1::REASON_INVALID_CONFIG).exit_code();
+    return code == 0 ? 0 : InfoOf(v1::REASON_INVALID_CONFIG).exit_code();
   }
 
   spdlog::set_default_logger(spdlog::stderr_color_mt("mbagent"));
@@ -73,8 +71,8 @@ int main(int argc, char** argv) {
                  options.inventory.gpus_size(), options.programs.cuda_rank);
     options.inventory.clear_gpus();
   }
-  options.inventory.set_agent_version(mbridge::VersionString());
-  options.inventory.set_build_id(mbridge::BuildId());
+  options.inventory.set_agent_version(VersionString());
+  options.inventory.set_build_id(BuildId());
   auto agent = Agent::Open(options);
   if (!agent.ok()) return Fail(agent.status());
   auto link = CoordinatorLink::Open(link_options);
@@ -85,3 +83,8 @@ int main(int argc, char** argv) {
   spdlog::info("ends");
   return 0;
 }
+
+}  // namespace
+}  // namespace mbridge::agent
+
+int main(int argc, char** argv) { return mbridge::agent::Main(argc, argv); }

@@ -18,9 +18,9 @@
 #include "worker/spool/record_file.h"
 #include "worker/spool/rendezvous_directory.h"
 
+namespace mbridge {
 namespace {
 
-using namespace mbridge;
 using Script = std::map<std::string, std::string>;
 
 volatile sig_atomic_t terminated = 0;
@@ -128,9 +128,7 @@ int Run(const v1::RankSpec& spec, const Script& script) {
   return Exit(files, spec.rank(), v1::REASON_COMPLETED, 0);
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int Main(int argc, char** argv) {
   if (argc > 2 && std::string(argv[1]) == "--verify") return Verify(argv[2]);
   v1::RankSpec spec;
   if (argc < 3 || !spool::ReadProto(argv[argc - 1], &spec).ok()) return 97;
@@ -138,3 +136,8 @@ int main(int argc, char** argv) {
   if (std::string(argv[1]) == "--preflight") return Preflight(Text(script, "preflight"));
   return Run(spec, script);
 }
+
+}  // namespace
+}  // namespace mbridge
+
+int main(int argc, char** argv) { return mbridge::Main(argc, argv); }
