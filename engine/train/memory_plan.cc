@@ -35,10 +35,12 @@ class PlannedGroup : public Communicator {
 
 using Lines = std::vector<std::string>;
 
+constexpr const char* kSharded = "ddp.use_distributed_optimizer=true";
+
 // Lines that save memory, of which the configuration does not have the effect yet, cheapest in speed first.
 std::vector<Lines> ChangesFor(const v1::ConfigContainer& config, int data_parallel) {
   std::vector<Lines> changes;
-  if (data_parallel > 1 && !config.ddp().use_distributed_optimizer()) changes.push_back({"ddp.use_distributed_optimizer=true"});
+  if (data_parallel > 1 && !config.ddp().use_distributed_optimizer()) changes.push_back({kSharded});
   if (config.train().micro_batch_size() > 1) changes.push_back({"train.micro_batch_size=1"});
   if (config.model().bf16() && config.optimizer().exp_avg_dtype() != "bf16") {
     changes.push_back(
@@ -53,6 +55,7 @@ std::vector<Lines> ChangesFor(const v1::ConfigContainer& config, int data_parall
 struct Layout {
   unsigned changes = 0;  // Bits of those made.
   int64_t tensor_parallel = 1;
+  int64_t growth = 1;  // As many times the data-parallel ranks, the optimizer sharded over them.
   std::string text;
 };
 
@@ -119,17 +122,21 @@ std::vector<std::string> LayoutsThatFit(const v1::ResolvedConfig& resolved, cons
   const std::vector<Lines> changes = ChangesFor(config, std::max(1, resolved.data_parallel_size()));
   const int64_t tensor = std::max<int64_t>(1, config.model().tensor_model_parallel_size());
   std::vector<Layout> tried;
-  for (int64_t size = tensor; size <= std::max<int64_t>(8, tensor); size *= 2) {
-    for (unsigned bits = 0; bits < 1u << changes.size(); ++bits) tried.push_back({bits, size, ""});
+  for (unsigned bits = 0; bits < 1u << changes.size(); ++bits) {
+    for (int64_t size = tensor; size <= std::max<int64_t>(8, tensor); size *= 2) tried.push_back({bits, size, 1, ""});
+    for (const int64_t growth : {2, 4, 8}) tried.push_back({bits, tensor, growth, ""});
   }
   std::stable_sort(tried.begin(), tried.end(), [tensor](const Layout& a, const Layout& b) {
-    const auto weight = [tensor](const Layout& l) { return std::popcount(l.changes) + (l.tensor_parallel > tensor ? 1 : 0); };
-    return weight(a) < weight(b);
+    const auto weight = [tensor](const Layout& l) {
+      return std::popcount(l.changes) + (l.tensor_parallel > tensor || l.growth > 1 ? 1 : 0);
+    };
+    return std::pair(weight(a), a.tensor_parallel * a.growth) < std::pair(weight(b), b.tensor_parallel * b.growth);
   });
   std::vector<Layout> found;
   for (Layout& layout : tried) {
     const bool more_than_needed = std::any_of(found.begin(), found.end(), [&](const Layout& smaller) {
-      return (smaller.changes & layout.changes) == smaller.changes && smaller.tensor_parallel <= layout.tensor_parallel;
+      return (smaller.changes & layout.changes) == smaller.changes && smaller.tensor_parallel <= layout.tensor_parallel &&
+             smaller.growth <= layout.growth;
     });
     if (more_than_needed || found.size() == kShown) continue;
     Lines overrides;
@@ -138,7 +145,12 @@ std::vector<std::string> LayoutsThatFit(const v1::ResolvedConfig& resolved, cons
       overrides = {fmt::format("model.tensor_model_parallel_size={}", layout.tensor_parallel), "model.sequence_parallel=true"};
       ranks = (ranks + layout.tensor_parallel - 1) / layout.tensor_parallel * layout.tensor_parallel;
     }
+    if (layout.growth > 1) {
+      ranks *= layout.growth;
+      if (!config.ddp().use_distributed_optimizer()) overrides.emplace_back(kSharded);
+    }
     for (size_t i = 0; i < changes.size(); ++i) {
+      if (layout.growth > 1 && changes[i].front() == kSharded) continue;
       if ((layout.changes >> i & 1) != 0) overrides.insert(overrides.end(), changes[i].begin(), changes[i].end());
     }
     const absl::StatusOr<v1::ResolvedConfig> changed = resolve(overrides, static_cast<int>(ranks));
@@ -152,8 +164,9 @@ std::vector<std::string> LayoutsThatFit(const v1::ResolvedConfig& resolved, cons
   for (const Layout& layout : found) lines.push_back(layout.text);
   if (lines.empty()) {
     lines.emplace_back(
-        "none of train.micro_batch_size=1, recomputation, BF16 moments and tensor parallelism up to 8 is enough: use a smaller "
-        "model or sequence");
+        "none of train.micro_batch_size=1, recomputation, BF16 moments, tensor parallelism up to 8 and an optimizer sharded over "
+        "up "
+        "to 8 times the data-parallel ranks is enough: use a smaller model or sequence");
   }
   if (config.model().num_moe_experts() > 0) {
     lines.emplace_back(

@@ -232,6 +232,7 @@ TEST(MemoryPlanTest, SaysWhatFits) {
   const std::vector<std::string> layouts = LayoutsThatFit(resolved, Submitted(resolved), DeviceType::kCuda, h200);
   EXPECT_THAT(layouts, Contains(HasSubstr("--ranks 2 model.tensor_model_parallel_size=2 model.sequence_parallel=true")));
   EXPECT_THAT(layouts, Contains(HasSubstr("optimizer.exp_avg_dtype=bf16")));
+  EXPECT_THAT(layouts, Contains(HasSubstr("--ranks 2 train.micro_batch_size=1 (")));  // Its optimizer is sharded already.
   EXPECT_THAT(LayoutsThatFit(resolved, Submitted(resolved), DeviceType::kCuda, int64_t{1} << 30),
               testing::ElementsAre(HasSubstr("smaller model")));
   g_flash_attention_backend = nullptr;
@@ -275,6 +276,11 @@ TEST(MemoryPlanTest, WhatItProposesIsAccepted) {
       {"deepseek_v2_lite", With(lite, {"train.micro_batch_size=2"}), 2, 140},
       {"deepseek_v2_lite", lite, 4, 80},
       {"llama3_8b", {"model.context_parallel_size=1", "model.tensor_model_parallel_size=1", "train.micro_batch_size=4"}, 2, 80},
+      {"llama3_8b",
+       {"model.context_parallel_size=1", "model.tensor_model_parallel_size=1", "ddp.use_distributed_optimizer=false",
+        "optimizer.use_distributed_optimizer=false"},
+       1,
+       140},
       // Their proposals may not have several tensor-parallel ranks, because of groups, CUDA graphs or gated delta nets.
       {"vanilla_gpt", Small({"model.num_query_groups=1", "model.seq_length=4096", "dataset.seq_length=4096"}), 1, 2},
       {"vanilla_gpt", Small({"model.cuda_graph_impl=local", "model.seq_length=4096", "dataset.seq_length=4096"}), 1, 2},

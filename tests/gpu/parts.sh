@@ -328,6 +328,11 @@ graphs() {
     same "drop-none" "drop-$kind" || status=1
     same "graph-none" "graph-$kind" || status=1
   done
+  # Rows of 2048 go through other kernels than those of 256.
+  local wide=("${long[@]}" model.num_layers=2 train.train_iters=8 scheduler.lr_decay_iters=8 train.global_batch_size=2
+    model.seq_length=2048 dataset.seq_length=2048 model.deterministic_mode=true) NO_SAVE=yes
+  alone wide-none llama32_1b_pretrain_config "${wide[@]}" &&
+    alone wide-local llama32_1b_pretrain_config "${wide[@]}" model.cuda_graph_impl=local && same wide-none wide-local || status=1
   verdict graphs "$status"
 }
 
@@ -631,6 +636,7 @@ for part in "$@"; do
   begin=$SECONDS
   "$part"
   echo "== $part: $((SECONDS - begin)) s"
+  [ $((SECONDS - begin)) -le 480 ] || verdict "$part within 8 minutes" 1
 done
 [ -z "${MBCTL_SERVER:-}" ] || run mbctl admin shutdown --yes >/dev/null 2>&1
 # Machines that return few files: one archive in place of the logs.
