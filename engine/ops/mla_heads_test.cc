@@ -75,6 +75,7 @@ TEST(MlaHeadsTest, JoinAndSplit) {
                   d_key_value = owned(kLayout.key_value_width(), Values(in.key_value.size())),
                   d_down = owned(down_width, Values(in.down.size(), 1.0));
       MlaSplitHeads({}, owned(width, d), cosine, sine, kLayout, pairs, kind.precision, d_query, d_key_value, d_down);
+      // NOLINTNEXTLINE(performance-unnecessary-value-param): it is changed through `moved`.
       const auto loss = [&](Inputs inputs, Values Inputs::*moved, const Values& values) {
         inputs.*moved = values;
         return test::Dot(Reference(inputs, pairs), d);

@@ -124,7 +124,7 @@ TEST(RouterTest, BackwardAgainstFiniteDifferences) {
 double Auxiliary(const Values& logits, const Values& counts, const RouterOptions& o, int64_t sequences, double coefficient,
                  double z_coefficient) {
   const Values scores = ScoresOf(logits, o.score);
-  const double n = static_cast<double>(kTokens / sequences);
+  const double n = static_cast<double>(kTokens) / static_cast<double>(sequences);
   double loss = 0;
   for (int64_t t = 0; t < kTokens; ++t) {
     double total = 0, exponentials = 0;

@@ -64,7 +64,7 @@ class Owned {
     for (int64_t i = 0; i < tensor_.size(); ++i) values[i] = (*this)[i];
     return values;
   }
-  operator const Tensor&() const { return tensor_; }
+  operator const Tensor&() const { return tensor_; }  // NOLINT(google-explicit-constructor): it stands for its tensor.
   const Tensor& tensor() const { return tensor_; }
 
  private:

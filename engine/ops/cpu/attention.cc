@@ -313,7 +313,7 @@ void ParallelWithScratch(int64_t count, const AttentionOptions& o, DType storage
 template <class F> void WithTypes(DType storage, const AttentionOptions& o, F&& f) {
   cpu::WithPrecision(storage, o.precision, [&]<class P>(P) {
     using Compact = typename cpu::CompactOf<P::kPrecision>::Type;
-    if (o.softmax_in_fp32)
+    if (o.softmax_in_fp32)  // NOLINT(bugprone-branch-clone): the types differ.
       f(P(), float());
     else
       f(P(), Compact());

@@ -39,6 +39,7 @@ cudaDataType_t CudaType(DType dtype) {
 
 // A row-major matrix.
 struct Operand {
+  // NOLINTBEGIN(google-explicit-constructor): a Problem is made of either kind.
   Operand(const Matrix& x) : data(x.data), type(CudaType(x.dtype)), rows(x.rows), cols(x.cols), stride(x.stride) {}
   Operand(const Fp8Matrix& x)
       : data(x.data),
@@ -48,6 +49,7 @@ struct Operand {
         stride(x.stride),
         inverse_scale(x.inverse_scale),
         scaling(x.scaling) {}
+  // NOLINTEND(google-explicit-constructor)
   void* data;
   cudaDataType_t type;
   int64_t rows, cols, stride;

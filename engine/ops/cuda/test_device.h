@@ -33,7 +33,7 @@ class Gpu {
   }
   Gpu(const Gpu&) = delete;
   Gpu& operator=(const Gpu&) = delete;
-  operator const Context&() const { return context_; }
+  operator const Context&() const { return context_; }  // NOLINT(google-explicit-constructor): it stands for its context.
   const Context& context() const { return context_; }
   void Synchronize() const { DeviceOf(DeviceType::kCuda).Synchronize(context_); }
 
@@ -58,7 +58,7 @@ class OnGpu {
   ~OnGpu() { DeviceOf(DeviceType::kCuda).Free(tensor_.data); }
   OnGpu(const OnGpu&) = delete;
   OnGpu& operator=(const OnGpu&) = delete;
-  operator const Tensor&() const { return tensor_; }
+  operator const Tensor&() const { return tensor_; }  // NOLINT(google-explicit-constructor): it stands for its tensor.
   const Tensor& tensor() const { return tensor_; }
   // Waits for the whole device.
   Values ToValues() const {
