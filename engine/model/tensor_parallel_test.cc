@@ -344,7 +344,8 @@ TEST_P(TensorParallelModel, ReplicasStayEqualWithDropout) {
 
 // Two linear layers on the residual stream, split by columns and by rows, against the same without ranks.
 TEST_P(TensorParallelModel, LinearPairEqualsOneRank) {
-  const auto [ranks, sequence_parallel] = GetParam();
+  const int ranks = GetParam().ranks;
+  const bool sequence_parallel = GetParam().sequence_parallel;
   GptConfig config = Gpt();
   constexpr int64_t kHidden = 6, kWidth = 8, kBatch = 2;
   config.hidden_size = kHidden;

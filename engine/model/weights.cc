@@ -50,7 +50,7 @@ void InitializeParameter(const Context& context, const InitRule& rule, const Ten
   if (rule.kind == Kind::kUniform || rule.kind == Kind::kMambaDt || rule.kind == Kind::kMambaLog) {
     CudaUniform(&streams->model_parallel, streams->sm_count, &draws);
     for (float& draw : draws) draw = FromUniform(rule, draw);
-  } else if (rule.kind != Kind::kConstant) {
+  } else if (rule.kind == Kind::kCpuNormal || rule.kind == Kind::kCpuEmbedding) {
     streams->cpu.Normal(0.0f, rule.value, draws);
   }
   std::vector<char> rounded(value.bytes());

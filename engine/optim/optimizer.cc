@@ -42,6 +42,7 @@ void Optimizer::PlanPieces() {
   const auto* base = static_cast<const float*>(store_->main_grads().data);
   for (size_t p = 0; p < store_->parameters().size(); ++p) {
     const Parameter& parameter = store_->parameters()[p];
+    // NOLINTNEXTLINE(readability-container-size-empty): a tensor is empty() without memory; this asks for elements.
     if (!parameter.spec.trainable || parameter.main_grad.size() == 0) continue;
     parameters_.push_back(static_cast<int>(p));
     int64_t begin = static_cast<const float*>(parameter.main_grad.data) - base;

@@ -197,10 +197,11 @@ TEST(AdamUpdate, RoundsEveryOperation) {
     float g[9], m[9], v[9], p[9], m0[9], v0[9], p0[9];
     BFloat16 w[9];
     for (int k = 0; k < 9; ++k) {
-      g[k] = Noise(static_cast<uint64_t>(4 * (9 * i + k)));
-      m0[k] = m[k] = Noise(static_cast<uint64_t>(4 * (9 * i + k) + 1));
-      v0[k] = v[k] = std::abs(Noise(static_cast<uint64_t>(4 * (9 * i + k) + 2)));
-      p0[k] = p[k] = Noise(static_cast<uint64_t>(4 * (9 * i + k) + 3));
+      const uint64_t at = 4 * (9 * static_cast<uint64_t>(i) + static_cast<uint64_t>(k));
+      g[k] = Noise(at);
+      m0[k] = m[k] = Noise(at + 1);
+      v0[k] = v[k] = std::abs(Noise(at + 2));
+      p0[k] = p[k] = Noise(at + 3);
     }
     AdamUpdate(f, 9, g, m, v, p, w);
     for (int k = 0; k < 9; ++k) {

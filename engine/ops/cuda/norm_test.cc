@@ -203,7 +203,7 @@ TEST(NormCuda, LaterRowsOfABlockEqualItsFirst) {
     const OnGpu gamma(kType, {h}, RandomValues(h, 4)), beta(kType, {h}, RandomValues(h, 5));
     const OnGpu mean(DType::kF32, {rows}), rstd(DType::kF32, {rows});
     const OnGpu gamma_grad(DType::kF32, {h}, Values(h, 0.0)), beta_grad(DType::kF32, {h}, Values(h, 0.0));
-    const auto expect_repetitions = [&](const char* what, const Tensor& tensor) {
+    const auto expect_repetitions = [&, rows = rows](const char* what, const Tensor& tensor) {
       gpu.Synchronize();
       std::vector<char> bytes(tensor.bytes());
       MB_CUDA(cudaMemcpy(bytes.data(), tensor.data, bytes.size(), cudaMemcpyDeviceToHost));
