@@ -2,7 +2,8 @@
 # Installs what the tests need, builds everything and runs every test. Safe to repeat.
 #
 #   bash tests/run.sh [--full] [--no-packages] [CTEST ARGUMENT...]
-#     --full   also the long forms: random kills and soak (MB_FULL=1), the benchmark, promtool
+#     --full   also the long forms: random kills and soak (MB_FULL=1), the benchmark, promtool, a build without CUDA
+#   Where nvcc is on PATH the CUDA engine is built too, or nothing is (MB_CMAKE_ARGS=-DMB_CUDA=OFF leaves it out).
 #   Examples: bash tests/run.sh -R parity_      bash tests/run.sh -L e2e
 #   The last line is 'N passed, N failed'; the exit code is 0 only when nothing failed and something ran.
 source "$(dirname "${BASH_SOURCE[0]}")/../deploy/lib/common.sh"
@@ -14,7 +15,7 @@ while [ $# -gt 0 ]; do
   case "$1" in
     --full) full=yes ;;
     --no-packages) packages=no ;;
-    -h | --help) sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) ctest_arguments+=("$1") ;;
   esac
   shift
@@ -26,7 +27,7 @@ lists=("$MB_ROOT/deploy/packages.txt" "$MB_ROOT/deploy/packages-test.txt")
 drop_sudo "$MB_ROOT/tests/run.sh" --no-packages "${arguments[@]+"${arguments[@]}"}"
 
 SECONDS=0
-build
+MB_STRICT_CUDA=1 build
 built=$SECONDS
 
 export MB_BUILD GTEST_COLOR=no

@@ -63,7 +63,20 @@ drop_sudo() {
     bash "$@"
 }
 
-# build TARGET...: configures where needed and builds; no target means everything.
+# cuda_state: what the build folder's last configure decided about the CUDA engine, "yes: ..." or "no: ..."; empty before that.
+cuda_state() { [ ! -f "$MB_BUILD/CMakeCache.txt" ] || sed -n 's/^MB_CUDA_STATE:INTERNAL=//p' "$MB_BUILD/CMakeCache.txt"; }
+
+# require_cuda_where_nvcc: fails where nvcc is on PATH but the CUDA engine is not built, unless MB_CUDA=OFF says that this is meant.
+require_cuda_where_nvcc() {
+  command -v "${CUDACXX:-nvcc}" >/dev/null || return 0
+  case "$(cuda_state)" in
+    yes:* | "no: MB_CUDA=OFF" | "") ;;
+    *) fail "nvcc is here, but the CUDA engine would not be built ($(cuda_state)); mend that, or pass MB_CMAKE_ARGS=-DMB_CUDA=OFF with a new build folder" ;;
+  esac
+}
+
+# build TARGET...: configures where needed and builds; no target means everything. With MB_STRICT_CUDA=1 as
+# require_cuda_where_nvcc.
 build() {
   if [ -e "$MB_BUILD" ] && [ ! -w "$MB_BUILD" ]; then
     fail "$MB_BUILD belongs to $(stat -c %U "$MB_BUILD"); remove it or set MB_BUILD to another folder"
@@ -77,6 +90,10 @@ build() {
     }
     rm -f "/tmp/mbridge-cmake.$$"
   fi
+  [ -z "$(cuda_state)" ] || say "CUDA engine: $(cuda_state)"
+  [ "${MB_STRICT_CUDA:-0}" != 1 ] || require_cuda_where_nvcc
   say "build: ${*:-everything}, $MB_JOBS jobs (the first time takes a while; ccache makes repeats short)"
   ninja -C "$MB_BUILD" -j "$MB_JOBS" "$@" || fail "the build failed; the first error is above"
+  # Ninja may have configured again.
+  [ "${MB_STRICT_CUDA:-0}" != 1 ] || require_cuda_where_nvcc
 }
