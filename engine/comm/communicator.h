@@ -1,8 +1,8 @@
 // Collectives between the ranks of one group. Implementations: self (one rank), Gloo (CPU), NCCL (CUDA).
 //
-// Every rank of the group calls the same operations in the same order. Operations are in place or into caller's memory,
-// blocking on the CPU, and deterministic: sums are taken in rank order in fp32 (BF16 inputs are widened, summed, rounded once).
-// A lost or late peer throws EngineError PEER_LOST or COLLECTIVE_TIMEOUT. One communicator belongs to one thread.
+// Every rank calls the same operations in the same order, in place or into caller's memory. All ranks get the same bits of a sum,
+// in every run of the same ranks. Gloo: blocking, in rank order, BF16 widened to fp32 and rounded once. NCCL: nccl.h. A lost or
+// late peer throws EngineError PEER_LOST or COLLECTIVE_TIMEOUT. One communicator belongs to one thread.
 #pragma once
 
 #include <cstdint>

@@ -20,7 +20,7 @@ struct FlashAttentionOptions {
   int64_t value_size = 0;      // Of values and of the context; 0: head_size.
   // Packed sequences: at most this many in one sample, each of which sees itself alone; 0: samples are sequences. `cu_seqlens`
   // I32 [batch, sequences + 1] is then given to both directions, for each sample ascending from 0 to seq_length: sequence i
-  // stands at tokens [cu_seqlens[i], cu_seqlens[i + 1]), those beyond the last are empty.
+  // stands at tokens [cu_seqlens[i], cu_seqlens[i + 1]), those beyond the last are empty. No model packs sequences yet.
   int64_t sequences = 0;
   Tensor cu_seqlens = {};
   // Dropout of the probabilities by cuDNN's own generator, from `random` I64 [2]: seed and offset, the same in both directions.

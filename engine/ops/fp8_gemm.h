@@ -10,23 +10,21 @@ namespace mbridge {
 // amax [1] F32 = max(amax, largest |x|); x F32, BF16 or F16. NaN is passed over.
 extern Op<void(const Context&, const Tensor& x, const Tensor& amax)> Fp8Amax;
 
+// scale = largest value of the format / amax / 2^margin, where amax is a tensor's largest value; 1 where that is 0 or not finite,
+// and F32's largest value instead of one beyond.
 struct Fp8ScaleOptions {
   Fp8Format format = Fp8Format::kE4M3;
   int margin = 0;             // Powers of two to stay below the largest value.
   bool power_of_two = false;  // Scales are rounded down to powers of two.
 };
 
-// scale = largest of the format / amax / 2^margin and inverse = 1 / scale, elementwise over [n] F32; where amax is 0 or not
-// finite both are 1, and a scale beyond F32 becomes its largest value.
-extern Op<void(const Context&, const Tensor& amax, const Fp8ScaleOptions&, const Tensor& scale, const Tensor& inverse)> Fp8Scales;
-
 // F32 values between scales that products read: cuBLASLt 13.1 refuses addresses that are no multiples of 16 bytes.
 inline constexpr int64_t kFp8ScalePitch = 4;
 
-// Delayed scaling of n tensors at the end of a step: scale [n] and inverse [n, kFp8ScalePitch] (its first column) as above from
-// the largest of history [length, n] F32 (or with most_recent from its row 0, where the step's maxima were taken; one that is not
-// finite counts as 0: an overflow says nothing of the next step); then the rows move up by one, row 0 goes last, and the new row
-// 0 is 0.
+// Delayed scaling of n tensors at the end of a step: scale [n] and inverse = 1 / scale [n, kFp8ScalePitch] (its first column)
+// from the largest of history [length, n] F32 (or with most_recent from its row 0, where the step's maxima were taken; one that
+// is not finite counts as 0: an overflow says nothing of the next step); then the rows move up by one, row 0 goes last, and the
+// new row 0 is 0.
 extern Op<void(const Context&, const Tensor& history, bool most_recent, const Fp8ScaleOptions&, const Tensor& scale,
                const Tensor& inverse)>
     Fp8DelayedScales;
@@ -37,8 +35,8 @@ extern Op<void(const Context&, const Tensor& x, const Tensor& scale, Fp8Format f
                const Tensor& columnwise, const Tensor& amax)>
     Fp8Quantize;
 
-// Current scaling: as Fp8Quantize with the scale that Fp8Scales makes of scales[0], the tensor's largest value (of this x or an
-// upper bound). scales [3, kFp8ScalePitch] F32, the first column: scales[1] = the scale and scales[2] = 1 / scale are written.
+// Current scaling: as Fp8Quantize with the scale of scales[0], the tensor's largest value (of this x or an upper bound). scales
+// [3, kFp8ScalePitch] F32, the first column: scales[1] = the scale and scales[2] = 1 / scale are written.
 extern Op<void(const Context&, const Tensor& x, const Fp8ScaleOptions&, const Tensor& scales, const Tensor& rowwise,
                const Tensor& columnwise)>
     Fp8QuantizeByAmax;

@@ -36,16 +36,42 @@ TEST(Fp8Test, RoundsToTheNearestAndTiesToEven) {
   EXPECT_EQ(FromFp8(0x01, Fp8Format::kE5M2), std::ldexp(1.0f, -16));
 }
 
+// Of tensors with these largest values.
+void ScalesOf(const Values& amax, const Fp8ScaleOptions& options, const Owned& scale, const Owned& inverse) {
+  const Owned history(DType::kF32, {1, static_cast<int64_t>(amax.size())}, amax);
+  Fp8DelayedScales({}, history, true, options, scale, inverse);
+}
+
 TEST(Fp8Test, Scales) {
-  const Owned amax(DType::kF32, {5}, {2.0, 0.0, INFINITY, 1e-38, 3.0}), scale(DType::kF32, {5}), inverse(DType::kF32, {5});
-  Fp8Scales({}, amax, {}, scale, inverse);
+  const Values amax = {2.0, 0.0, INFINITY, 1e-38, 3.0};
+  const Owned scale(DType::kF32, {5}), inverse(DType::kF32, {5, kFp8ScalePitch});
+  ScalesOf(amax, {}, scale, inverse);
   EXPECT_EQ(scale[0], 224.0);
   EXPECT_EQ(inverse[0], static_cast<double>(1.0f / 224.0f));
   EXPECT_EQ(scale[1], 1.0);
   EXPECT_EQ(scale[2], 1.0);
   EXPECT_EQ(scale[3], static_cast<double>(std::numeric_limits<float>::max()));
-  Fp8Scales({}, amax, {.format = Fp8Format::kE5M2, .margin = 1, .power_of_two = true}, scale, inverse);
+  ScalesOf(amax, {.format = Fp8Format::kE5M2, .margin = 1, .power_of_two = true}, scale, inverse);
   EXPECT_EQ(scale[4], 8192.0);  // 57344 / 3 / 2 = 9557.3.
+}
+
+TEST(Fp8Test, CurrentScalingTakesTheSameScale) {
+  for (const double amax : {3.0, 0.0, static_cast<double>(INFINITY)}) {
+    const Fp8ScaleOptions options{.margin = 2};
+    const Owned x(DType::kF32, {16, 16}, test::RandomValues(256, 1)), scale(DType::kF32, {1}),
+        inverse(DType::kF32, {1, kFp8ScalePitch}), scales(DType::kF32, {3, kFp8ScalePitch}, [&] {
+          Values values(3 * kFp8ScalePitch);
+          values[0] = amax;
+          return values;
+        }());
+    const Owned by_scale(DType::kU8, {16, 16}), by_amax(DType::kU8, {16, 16});
+    ScalesOf({amax}, options, scale, inverse);
+    Fp8Quantize({}, x, scale, options.format, by_scale, {}, {});
+    Fp8QuantizeByAmax({}, x, options, scales, by_amax, {});
+    EXPECT_EQ(by_amax.ToValues(), by_scale.ToValues()) << amax;
+    EXPECT_EQ(scales[kFp8ScalePitch], scale[0]);
+    EXPECT_EQ(scales[2 * kFp8ScalePitch], inverse[0]);
+  }
 }
 
 TEST(Fp8Test, DelayedScalesRollTheHistory) {
@@ -75,14 +101,14 @@ TEST(Fp8Test, ProductsStayNearTheExactOnes) {
   constexpr int64_t kM = 16, kN = 32, kK = 48;
   const Owned a(DType::kBF16, {kM, kK}, test::RandomValues(kM * kK, 1)),
       b(DType::kBF16, {kN, kK}, test::RandomValues(kN * kK, 2));
-  const Owned a_amax(DType::kF32, {1}), b_amax(DType::kF32, {1}), scale(DType::kF32, {1}), a_inverse(DType::kF32, {1}),
-      b_inverse(DType::kF32, {1});
+  const Owned a_amax(DType::kF32, {1}), b_amax(DType::kF32, {1}), scale(DType::kF32, {1}),
+      a_inverse(DType::kF32, {1, kFp8ScalePitch}), b_inverse(DType::kF32, {1, kFp8ScalePitch});
   const Owned a8(DType::kU8, {kM, kK}), a8_columns(DType::kU8, {kK, kM}), b8(DType::kU8, {kN, kK});
   Fp8Amax({}, a, a_amax);
-  Fp8Scales({}, a_amax, {}, scale, a_inverse);
+  ScalesOf(a_amax.ToValues(), {}, scale, a_inverse);
   Fp8Quantize({}, a, scale, Fp8Format::kE4M3, a8, a8_columns, {});
   Fp8Amax({}, b, b_amax);
-  Fp8Scales({}, b_amax, {}, scale, b_inverse);
+  ScalesOf(b_amax.ToValues(), {}, scale, b_inverse);
   Fp8Quantize({}, b, scale, Fp8Format::kE4M3, b8, {}, b_amax);
   for (int64_t i = 0; i < kM * kK; ++i) EXPECT_EQ(a8[i], a8_columns[i % kK * kM + i / kK]);
   const Fp8Matrix left{a8.tensor().data, Fp8Format::kE4M3, a_inverse.tensor().as<float>(), kM, kK, kK};

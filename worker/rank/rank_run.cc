@@ -37,7 +37,7 @@ v1::RankResult Train(const v1::RankSpec& spec, EventSink* sink, const EndRank& e
   TrainingPlan plan = ValueOrThrow(MakeTrainingPlan(spec.resolved()));
   plan.device = spec.device() == v1::DEVICE_CUDA ? DeviceType::kCuda : DeviceType::kCpu;
   const spool::AttemptDirectory directory(spec.attempt_directory());
-  const Context context = DeviceOf(plan.device).MakeContext(kOperatorWorkspaceBytes);
+  const Context context = MakeRankContext(spec, plan);
   return RunTraining(spec, plan, context, directory.RendezvousPath(), sink, end);
 }
 
@@ -65,10 +65,10 @@ std::unique_ptr<Watchdog> StartWatchdog(const v1::RankSpec& spec, double seconds
   return std::make_unique<Watchdog>(std::move(options));
 }
 
-// What to do where an allocation failed although the plan of `planned` bytes fitted into the `available` ones of the start (0: of
-// a host): plan or neighbours differ from what was known.
-std::string AfterOutOfMemory(const v1::RankSpec& spec, const TrainingPlan& plan, int64_t planned, int64_t available) {
-  if (available == 0) return "lower train.micro_batch_size, or run fewer ranks on this node";
+// What to do where GPU memory was missing although the plan of `planned` bytes fitted into the `available` ones of the start (0:
+// not known): plan or neighbours differ from what was known.
+std::string AfterOutOfGpuMemory(const v1::RankSpec& spec, const TrainingPlan& plan, int64_t planned, int64_t available) {
+  if (available == 0) return "end what else uses this GPU (nvidia-smi lists it)";
   std::string text = fmt::format(
       "{} MiB were there at the start. End what else uses this GPU (nvidia-smi lists it), or take a layout that needs less:",
       available >> 20);
@@ -76,6 +76,26 @@ std::string AfterOutOfMemory(const v1::RankSpec& spec, const TrainingPlan& plan,
   for (const std::string& line : LayoutsThatFit(spec.resolved(), LayoutResolverOf(spec), plan.device, less))
     text += "\n  " + line;
   return text;
+}
+
+// f(); what it throws for want of memory also names the plan and what to do. `available` as above.
+template <class F>
+auto NamingThePlan(const v1::RankSpec& spec, const TrainingPlan& plan, const v1::MemoryEstimate& memory, int64_t available,
+                   F&& f) {
+  const auto extended = [&](const std::string& what, bool gpu) {
+    const std::string next = gpu ? AfterOutOfGpuMemory(spec, plan, TotalBytes(memory), available)
+                                 : "lower train.micro_batch_size, or run fewer ranks on this node";
+    return EngineError(v1::REASON_OUT_OF_MEMORY,
+                       fmt::format("{}; planned for this rank: {}; {}", what, MemoryLine(memory), next));
+  };
+  try {
+    return f();
+  } catch (const EngineError& error) {
+    if (error.reason() != v1::REASON_OUT_OF_MEMORY) throw;
+    throw extended(error.what(), plan.device != DeviceType::kCpu);
+  } catch (const std::bad_alloc&) {
+    throw extended("an allocation of host memory failed", false);
+  }
 }
 
 std::unique_ptr<SpoolSink> MakeSpoolSink(const v1::RankSpec& spec, const std::string& path) {
@@ -172,12 +192,8 @@ v1::RankResult RunTraining(const v1::RankSpec& spec, const TrainingPlan& plan, c
   const RunIdentity identity = MakeRunIdentity(spec);
   const double seconds = WatchdogSeconds(plan);
   const auto watchdog = StartWatchdog(spec, seconds, end);
-  const auto after = [&] {
-    return fmt::format("planned for this rank: {}; {}", MemoryLine(memory),
-                       AfterOutOfMemory(spec, plan, TotalBytes(memory), available));
-  };
-  const auto world = MakeWorld(context, rendezvous, spec.rank(), spec.world_size(), seconds);
-  try {
+  return NamingThePlan(spec, plan, memory, available, [&] {
+    const auto world = MakeWorld(context, rendezvous, spec.rank(), spec.world_size(), seconds);
     Trainer trainer(plan, context, identity, world.get(), sink, InstallStopHandler());
     const v1::RankResult result = NotingFaults([&] { return trainer.Run(); });
     if (const Device::Memory now = device.MemoryNow(); now.total_bytes > 0) {
@@ -187,12 +203,12 @@ v1::RankResult RunTraining(const v1::RankSpec& spec, const TrainingPlan& plan, c
                       100.0 * static_cast<double>(planned - used) / static_cast<double>(used)));
     }
     return result;
-  } catch (const EngineError& error) {
-    if (error.reason() != v1::REASON_OUT_OF_MEMORY) throw;
-    throw EngineError(error.reason(), fmt::format("{}; {}", error.what(), after()));
-  } catch (const std::bad_alloc&) {
-    throw EngineError(v1::REASON_OUT_OF_MEMORY, fmt::format("an allocation of host memory failed; {}", after()));
-  }
+  });
+}
+
+Context MakeRankContext(const v1::RankSpec& spec, const TrainingPlan& plan) {
+  return NamingThePlan(spec, plan, PlanMemory(plan), 0,
+                       [&] { return DeviceOf(plan.device).MakeContext(kOperatorWorkspaceBytes); });
 }
 
 std::unique_ptr<Communicator> MakeWorld(const Context& context, const std::string& directory, int rank, int size,

@@ -32,7 +32,10 @@ v1::RankResult ResultOf(const std::function<v1::RankResult()>& body);
 
 RunIdentity MakeRunIdentity(const v1::RankSpec& spec);
 
-// Trains on plan.device, in `context` with kOperatorWorkspaceBytes, as rank spec.rank() of spec.world_size(), whose peers are met
+// The context on plan.device that a rank trains in. Throws EngineError; OUT_OF_MEMORY names the plan.
+Context MakeRankContext(const v1::RankSpec& spec, const TrainingPlan& plan);
+
+// Trains on plan.device, in `context` of MakeRankContext, as rank spec.rank() of spec.world_size(), whose peers are met
 // in the folder `rendezvous`. Says what memory is planned and, on a GPU, what was in use at the end: through the sink, or where
 // there is none on standard output. Throws EngineError; OUT_OF_MEMORY names what was asked for, what there is and the plan,
 // before the start also the layouts that fit. With several ranks a watchdog calls `end` from its thread where the training thread

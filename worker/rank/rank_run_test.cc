@@ -3,10 +3,12 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "engine/comm/nccl.h"
 #include "engine/core/device.h"
 #include "engine/core/error.h"
 #include "engine/core/side_stream.h"
@@ -23,6 +25,7 @@ constexpr int64_t kMiB = int64_t{1} << 20;
 class SmallGpu : public Device {
  public:
   int64_t said_free = 0, really_free = 0;
+  bool has_context = true;  // Else there is no room for it.
 
   void* Allocate(size_t bytes, const char* purpose) override {
     if (static_cast<int64_t>(bytes) > really_free) {
@@ -42,7 +45,9 @@ class SmallGpu : public Device {
   void* CreateEvent() override { return nullptr; }
   void Record(const Context&, void*) override {}
   void WaitFor(void*) override {}
-  Context MakeContext(size_t) override { return {}; }
+  Context MakeContext(size_t workspace_bytes) override {
+    return {DeviceType::kCuda, nullptr, has_context ? nullptr : Allocate(workspace_bytes, "operator workspace"), 0};
+  }
   void Synchronize(const Context&) override {}
   std::unique_ptr<SideStream> MakeSideStream(const Context&, int) override { return nullptr; }
   void BeginRecording(const Context&) override { ThrowEngineError("no graphs"); }
@@ -55,26 +60,31 @@ class SmallGpu : public Device {
 class RankRunTest : public testing::Test {
  protected:
   RankRunTest() { RegisterDevice(DeviceType::kCuda, &gpu_); }
-  ~RankRunTest() override { RegisterDevice(DeviceType::kCuda, nullptr); }
+  ~RankRunTest() override {
+    RegisterDevice(DeviceType::kCuda, nullptr);
+    RegisterNccl(nullptr);
+  }
 
-  v1::RankResult Run() {
+  v1::RankResult Run(int ranks = 1) {
     recipes::ResolveRequest request;
     request.recipe = "vanilla_gpt";
-    request.overrides = {"model.num_layers=2",        "model.hidden_size=128",       "model.num_attention_heads=4",
-                         "model.ffn_hidden_size=512", "model.seq_length=1024",       "dataset.seq_length=1024",
-                         "train.micro_batch_size=8",  "train.global_batch_size=8",   "tokenizer.vocab_size=20000",
-                         "train.train_iters=2",       "scheduler.lr_warmup_iters=1", "scheduler.lr_decay_iters=2"};
-    request.ranks = 1;
+    request.overrides = {"model.num_layers=2",          "model.hidden_size=128",
+                         "model.num_attention_heads=4", "model.ffn_hidden_size=512",
+                         "model.seq_length=1024",       "dataset.seq_length=1024",
+                         "train.micro_batch_size=8",    fmt::format("train.global_batch_size={}", 8 * ranks),
+                         "tokenizer.vocab_size=20000",  "train.train_iters=2",
+                         "scheduler.lr_warmup_iters=1", "scheduler.lr_decay_iters=2"};
+    request.ranks = ranks;
     request.device = v1::DEVICE_CUDA;
     const auto resolved = recipes::Resolve(request);
     EXPECT_TRUE(resolved.ok()) << resolved.status();
     v1::RankSpec spec;
-    spec.set_world_size(1);
+    spec.set_world_size(ranks);
     *spec.mutable_resolved() = *resolved;
     TrainingPlan plan = *MakeTrainingPlan(*resolved);
     plan.device = DeviceType::kCuda;
-    const Context context{DeviceType::kCuda, nullptr, nullptr, 0};
-    return ResultOf([&] { return RunTraining(spec, plan, context, "", nullptr, [](const v1::RankResult&) {}); });
+    return ResultOf(
+        [&] { return RunTraining(spec, plan, MakeRankContext(spec, plan), "", nullptr, [](const v1::RankResult&) {}); });
   }
 
   SmallGpu gpu_;
@@ -97,6 +107,37 @@ TEST_F(RankRunTest, AGpuThatFillsUpAfterTheStartEndsTheRankWithNumbersAndTheNext
   EXPECT_THAT(result.detail(), HasSubstr("planned for this rank: weights "));
   EXPECT_THAT(result.detail(), HasSubstr("16384 MiB were there at the start"));
   EXPECT_THAT(result.detail(), HasSubstr("take a layout that needs less:\n  train.micro_batch_size=1 ("));
+}
+
+TEST_F(RankRunTest, AGpuWithoutRoomForTheContextEndsTheRankWithThePlan) {
+  gpu_.said_free = gpu_.really_free = 1 * kMiB;
+  gpu_.has_context = false;
+  const v1::RankResult result = Run();
+  EXPECT_EQ(result.reason(), v1::REASON_OUT_OF_MEMORY) << result.detail();
+  EXPECT_THAT(result.detail(), HasSubstr("for operator workspace"));
+  EXPECT_THAT(result.detail(), HasSubstr("planned for this rank: weights "));
+  EXPECT_THAT(result.detail(), HasSubstr("nvidia-smi"));
+}
+
+TEST_F(RankRunTest, NcclWithoutMemoryEndsTheRankWithThePlan) {
+  gpu_.said_free = gpu_.really_free = 16384 * kMiB;
+  RegisterNccl([](const NcclOptions&) -> std::unique_ptr<Communicator> {
+    throw EngineError(v1::REASON_OUT_OF_MEMORY, "connecting in group world: out of memory");
+  });
+  const v1::RankResult result = Run(2);
+  EXPECT_EQ(result.reason(), v1::REASON_OUT_OF_MEMORY) << result.detail();
+  EXPECT_THAT(result.detail(), HasSubstr("connecting in group world"));
+  EXPECT_THAT(result.detail(), HasSubstr("planned for this rank: weights "));
+  EXPECT_THAT(result.detail(), HasSubstr("16384 MiB were there at the start"));
+}
+
+TEST_F(RankRunTest, HostMemoryThatIsMissingIsNotBlamedOnTheGpu) {
+  gpu_.said_free = gpu_.really_free = 16384 * kMiB;
+  RegisterNccl([](const NcclOptions&) -> std::unique_ptr<Communicator> { throw std::bad_alloc(); });
+  const v1::RankResult result = Run(2);
+  EXPECT_EQ(result.reason(), v1::REASON_OUT_OF_MEMORY) << result.detail();
+  EXPECT_THAT(result.detail(), HasSubstr("an allocation of host memory failed; planned for this rank: weights "));
+  EXPECT_THAT(result.detail(), HasSubstr("fewer ranks on this node"));
 }
 
 }  // namespace

@@ -87,7 +87,7 @@ v1::RankResult Train(const StandaloneOptions& options, const ExitProcess& exit) 
   plan.device = cuda ? DeviceType::kCuda : DeviceType::kCpu;
   std::unique_ptr<TerminalSink> sink;
   std::unique_ptr<OperatorProfile> profile;
-  const Context context = DeviceOf(plan.device).MakeContext(kOperatorWorkspaceBytes);
+  const Context context = MakeRankContext(spec, plan);
   if (options.rank == 0) {
     if (options.profile_operators) profile = std::make_unique<OperatorProfile>(context, MeasureLimits(context));
     sink = std::make_unique<TerminalSink>(options.metrics_path, resolved.config().logger().log_throughput(), profile.get());

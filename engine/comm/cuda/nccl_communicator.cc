@@ -1,10 +1,13 @@
 #include <nccl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <thread>
 #include <vector>
 
+#include "engine/comm/cuda/nccl_faults.h"
 #include "engine/comm/file_store.h"
 #include "engine/comm/group_part.h"
 #include "engine/comm/nccl.h"
@@ -56,8 +59,8 @@ class NcclCommunicator : public Communicator {
   }
   ~NcclCommunicator() override {
     RemoveWatch(watch_);
-    if (comm_ != nullptr) ncclCommAbort(comm_);
-    if (staging_ != nullptr) cudaFree(staging_);
+    if (comm_ != nullptr) Leave();
+    if (staging_ != nullptr) DeviceOf(DeviceType::kCuda).Free(staging_);
   }
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
@@ -143,9 +146,33 @@ class NcclCommunicator : public Communicator {
     if (bytes <= staged_bytes_) return;
     DeviceOf(DeviceType::kCuda).Synchronize(options_.context);
     if (staging_ != nullptr) MB_CUDA(cudaFree(staging_));
-    staging_ = nullptr;
-    MB_CUDA(cudaMalloc(&staging_, bytes));
+    staging_ = nullptr, staged_bytes_ = 0;
+    staging_ = DeviceOf(DeviceType::kCuda).Allocate(bytes, "the staging of collectives");
     staged_bytes_ = bytes;
+  }
+
+  // Together with the peers, which may have less of the last collectives behind them; alone where a fault unwinds, or where they
+  // do not come.
+  void Leave() {
+    if (std::uncaught_exceptions() == 0 && IsFinalized())
+      ncclCommDestroy(comm_);
+    else
+      ncclCommAbort(comm_);
+  }
+
+  bool IsFinalized() {
+    constexpr double kMostSeconds = 30;  // The results are there: nothing is lost by leaving early.
+    const WaitNote note("leaving", options_.group);
+    const ncclResult_t begun = ncclCommFinalize(comm_);
+    if (begun != ncclSuccess && begun != ncclInProgress) return false;
+    const Clock::time_point deadline = DeadlineIn(std::min(kMostSeconds, options_.timeout_seconds / 2));
+    for (;;) {
+      ncclResult_t state = ncclSuccess;
+      if (ncclCommGetAsyncError(comm_, &state) != ncclSuccess) return false;
+      if (state != ncclInProgress) return state == ncclSuccess;
+      if (Clock::now() > deadline) return false;
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
   }
 
   void Enqueued(ncclResult_t result, const char* what) {
@@ -155,18 +182,18 @@ class NcclCommunicator : public Communicator {
       Check(result, what);
   }
 
-  Clock::time_point Deadline() const {
-    return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.timeout_seconds));
+  static Clock::time_point DeadlineIn(double seconds) {
+    return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   }
 
   // A non-blocking communicator has taken the call.
   void AwaitEnqueued(const char* what) {
-    const Clock::time_point deadline = Deadline();
+    const Clock::time_point deadline = DeadlineIn(options_.timeout_seconds);
     for (;;) {
       ncclResult_t state = ncclSuccess;
       Check(ncclCommGetAsyncError(comm_, &state), what);
       if (state == ncclSuccess) return;
-      if (state != ncclInProgress) Fail(v1::REASON_PEER_LOST, what, ncclGetErrorString(state));
+      Check(state, what);
       if (Clock::now() > deadline) Fail(v1::REASON_COLLECTIVE_TIMEOUT, what, NotWithinTime("peers did not join"));
       std::this_thread::yield();
     }
@@ -177,27 +204,29 @@ class NcclCommunicator : public Communicator {
     if (comm_ == nullptr) return;
     ncclResult_t state = ncclSuccess;
     Check(ncclCommGetAsyncError(comm_, &state), "collectives");
-    if (state != ncclSuccess && state != ncclInProgress) Fail(v1::REASON_PEER_LOST, "collectives", ncclGetErrorString(state));
+    Check(state, "collectives");
     if (waited > options_.timeout_seconds) {
       Fail(v1::REASON_COLLECTIVE_TIMEOUT, "collectives", NotWithinTime("the GPU has not finished"));
     }
   }
 
   std::string NotWithinTime(const char* what) const {
-    const std::string late = LateRanks();
-    return fmt::format("{} within {} s: {}", what, options_.timeout_seconds, late.empty() ? "a peer died or stalls" : late);
+    const std::string late = LateRanks(), detail = ncclGetLastError(comm_);
+    return fmt::format("{} within {} s: {}{}", what, options_.timeout_seconds, late.empty() ? "a peer died or stalls" : late,
+                       detail.empty() ? "" : "; NCCL's last words: " + detail);
   }
 
   void Check(ncclResult_t result, const char* what) {
     if (result == ncclSuccess || result == ncclInProgress) return;
-    const bool peer = result == ncclRemoteError || result == ncclSystemError;
-    Fail(peer ? v1::REASON_PEER_LOST : v1::REASON_ENGINE_ERROR, what, ncclGetErrorString(result));
+    const std::string detail = ncclGetLastError(comm_);
+    const v1::Reason reason = ReasonOfNccl(result, detail);
+    Fail(reason, what,
+         ncclGetErrorString(result) + (detail.empty() ? "" : ": " + detail) +
+             (reason == v1::REASON_OUT_OF_MEMORY ? fmt::format(" ({})", FreeMemoryText()) : NextStepOfNccl(result, detail)));
   }
 
   [[noreturn]] void Fail(v1::Reason reason, const char* what, const std::string& why) {
-    const std::string detail = comm_ == nullptr ? std::string() : ncclGetLastError(comm_);
-    const std::string text = fmt::format("{} in group {}, rank {} of {}: {}{}{}", what, options_.group, rank(), size(), why,
-                                         detail.empty() ? "" : ": ", detail);
+    const std::string text = fmt::format("{} in group {}, rank {} of {}: {}", what, options_.group, rank(), size(), why);
     NoteFault(reason, text);  // Before what may hang.
     if (comm_ != nullptr) ncclCommAbort(comm_);
     comm_ = nullptr;

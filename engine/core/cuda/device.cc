@@ -1,5 +1,7 @@
 #include "engine/core/device.h"
 
+#include <unistd.h>
+
 #include <chrono>
 #include <limits>
 #include <map>
@@ -83,20 +85,20 @@ class CudaDevice : public Device {
  public:
   void* Allocate(size_t bytes, const char* purpose) override {
     void* memory = nullptr;
-    if (const cudaError_t error = cudaMalloc(&memory, bytes); error != cudaSuccess) {
-      size_t free = 0, total = 0;
-      cudaGetLastError();
-      cudaMemGetInfo(&free, &total);
-      throw EngineError(error == cudaErrorMemoryAllocation ? v1::REASON_OUT_OF_MEMORY : v1::REASON_ENGINE_ERROR,
-                        fmt::format("cannot allocate {} MiB of GPU memory for {}: {} ({} of {} MiB are free)", bytes >> 20,
-                                    purpose, cudaGetErrorString(error), free >> 20, total >> 20));
-    }
+    if (const cudaError_t error = cudaMalloc(&memory, bytes); error != cudaSuccess)
+      ThrowCuda(error, fmt::format("cannot allocate {} MiB of GPU memory for {}", bytes >> 20, purpose));
     return memory;
   }
   void Free(void* memory) override { cudaFree(memory); }
   void* AllocateHost(size_t bytes) override {
     void* memory = nullptr;
-    MB_CUDA(cudaMallocHost(&memory, bytes));
+    if (const cudaError_t error = cudaMallocHost(&memory, bytes); error != cudaSuccess) {
+      cudaGetLastError();
+      const int64_t free = int64_t{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+      throw EngineError(error == cudaErrorMemoryAllocation ? v1::REASON_OUT_OF_MEMORY : v1::REASON_ENGINE_ERROR,
+                        fmt::format("cannot allocate {} MiB of page-locked host memory: {} ({} MiB of host memory are free)",
+                                    bytes >> 20, cudaGetErrorString(error), free >> 20));
+    }
     return memory;
   }
   void FreeHost(void* memory) override { cudaFreeHost(memory); }

@@ -36,13 +36,6 @@ float ScaleOf(float amax, const Fp8ScaleOptions& o) {
   return o.power_of_two ? std::ldexp(1.0f, std::ilogb(scale)) : scale;
 }
 
-void ScalesCpu(const Context&, const Tensor& amax, const Fp8ScaleOptions& options, const Tensor& scale, const Tensor& inverse) {
-  for (int64_t i = 0; i < amax.size(); ++i) {
-    scale.as<float>()[i] = ScaleOf(amax.as<float>()[i], options);
-    inverse.as<float>()[i] = 1.0f / scale.as<float>()[i];
-  }
-}
-
 void DelayedScalesCpu(const Context&, const Tensor& history, bool most_recent, const Fp8ScaleOptions& options,
                       const Tensor& scale, const Tensor& inverse) {
   const int64_t length = history.shape[0], count = history.shape[1];
@@ -81,9 +74,10 @@ void QuantizeCpu(const Context& context, const Tensor& x, const Tensor& scale, F
 
 void QuantizeByAmaxCpu(const Context& context, const Tensor& x, const Fp8ScaleOptions& options, const Tensor& scales,
                        const Tensor& rowwise, const Tensor& columnwise) {
-  const auto value = [&](int64_t row) { return Tensor{scales.Rows(row, 1).data, DType::kF32, scales.device, {1}}; };
-  const Tensor scale = value(1);
-  ScalesCpu(context, value(0), options, scale, value(2));
+  auto* values = scales.as<float>();
+  values[kFp8ScalePitch] = ScaleOf(values[0], options);
+  values[2 * kFp8ScalePitch] = 1.0f / values[kFp8ScalePitch];
+  const Tensor scale{&values[kFp8ScalePitch], DType::kF32, scales.device, {1}};
   QuantizeCpu(context, x, scale, options.format, rowwise, columnwise, {});
 }
 
@@ -166,7 +160,6 @@ void GemmCpu(const Context& context, const Fp8Matrix& a, const Fp8Matrix& b, con
 }  // namespace
 
 Op<void(const Context&, const Tensor&, const Tensor&)> Fp8Amax{&AmaxCpu};
-Op<void(const Context&, const Tensor&, const Fp8ScaleOptions&, const Tensor&, const Tensor&)> Fp8Scales{&ScalesCpu};
 Op<void(const Context&, const Tensor&, bool, const Fp8ScaleOptions&, const Tensor&, const Tensor&)> Fp8DelayedScales{
     &DelayedScalesCpu};
 Op<void(const Context&, const Tensor&, const Tensor&, Fp8Format, const Tensor&, const Tensor&, const Tensor&)> Fp8Quantize{

@@ -67,33 +67,41 @@ struct Problem {
   int64_t inner() const { return transpose_a ? a.rows : a.cols; }
 };
 
+struct Destroy {
+  void operator()(cublasLtMatmulDesc_t x) const { cublasLtMatmulDescDestroy(x); }
+  void operator()(cublasLtMatrixLayout_t x) const { cublasLtMatrixLayoutDestroy(x); }
+  void operator()(cublasLtMatmulPreference_t x) const { cublasLtMatmulPreferenceDestroy(x); }
+};
+template <class T> using Owned = std::unique_ptr<std::remove_pointer_t<T>, Destroy>;
+
 // cuBLASLt's order is column-major, in which a row-major matrix is its transpose, with the same distance between lines.
-cublasLtMatrixLayout_t LayoutOf(const Operand& x, int count, int64_t stride) {
+Owned<cublasLtMatrixLayout_t> LayoutOf(const Operand& x, int count, int64_t stride) {
   cublasLtMatrixLayout_t layout = nullptr;
   MB_CUBLAS(cublasLtMatrixLayoutCreate(&layout, x.type, x.cols, x.rows, x.stride));
+  Owned<cublasLtMatrixLayout_t> owned(layout);
   if (count > 1) {
     const int32_t batch = count;
     MB_CUBLAS(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch));
     MB_CUBLAS(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride));
   }
-  return layout;
+  return owned;
 }
 
-template <class T> void Set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute, const T& value) {
-  MB_CUBLAS(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value));
-}
-
-// Descriptors of one problem and the algorithm chosen for it. Lives as long as the process. c^T = op(b)^T op(a)^T: cuBLASLt's
+// Descriptors of one problem and the algorithm chosen for it. c^T = op(b)^T op(a)^T: cuBLASLt's
 // first operand is our b.
 struct Plan {
-  cublasLtMatmulDesc_t operation = nullptr;
-  cublasLtMatrixLayout_t first = nullptr, second = nullptr, result = nullptr;
+  Owned<cublasLtMatmulDesc_t> operation;
+  Owned<cublasLtMatrixLayout_t> first, second, result;
   cublasLtMatmulAlgo_t algorithm{};
+
+  template <class T> void Set(cublasLtMatmulDescAttributes_t attribute, const T& value) const {
+    MB_CUBLAS(cublasLtMatmulDescSetAttribute(operation.get(), attribute, &value, sizeof value));
+  }
 };
 
 cublasStatus_t Launch(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Problem& x, const Context& context) {
-  return cublasLtMatmul(Handle(), plan.operation, &x.alpha, x.b.data, plan.first, x.a.data, plan.second, &x.beta, x.c.data,
-                        plan.result, x.c.data, plan.result, &algorithm, context.workspace,
+  return cublasLtMatmul(Handle(), plan.operation.get(), &x.alpha, x.b.data, plan.first.get(), x.a.data, plan.second.get(),
+                        &x.beta, x.c.data, plan.result.get(), x.c.data, plan.result.get(), &algorithm, context.workspace,
                         std::min(context.workspace_bytes, kGemmWorkspaceBytes), static_cast<cudaStream_t>(context.stream));
 }
 
@@ -125,13 +133,15 @@ cublasLtMatmulMatrixScale_t ScaleMode(Fp8Scaling scaling) {
 
 Plan MakePlan(const Problem& x) {
   Plan plan;
-  MB_CUBLAS(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-  Set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, x.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
-  Set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, x.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
-  if (x.fast_accumulate) Set(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
+  cublasLtMatmulDesc_t operation = nullptr;
+  MB_CUBLAS(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  plan.operation.reset(operation);
+  plan.Set(CUBLASLT_MATMUL_DESC_TRANSA, x.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+  plan.Set(CUBLASLT_MATMUL_DESC_TRANSB, x.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+  if (x.fast_accumulate) plan.Set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
   if (x.a.scaling != Fp8Scaling::kTensor) {
-    Set(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, ScaleMode(x.b.scaling));
-    Set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, ScaleMode(x.a.scaling));
+    plan.Set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, ScaleMode(x.b.scaling));
+    plan.Set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, ScaleMode(x.a.scaling));
   }
   plan.first = LayoutOf(x.b, x.batch.count, x.batch.stride_b);
   plan.second = LayoutOf(x.a, x.batch.count, x.batch.stride_a);
@@ -142,22 +152,14 @@ Plan MakePlan(const Problem& x) {
 // Addresses that the descriptor holds instead of the call.
 void SetScales(const Plan& plan, const Problem& x) {
   if (x.a.inverse_scale == nullptr) return;
-  Set(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, x.b.inverse_scale);
-  Set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, x.a.inverse_scale);
-}
-
-void Destroy(const Plan& plan) {
-  cublasLtMatrixLayoutDestroy(plan.first);
-  cublasLtMatrixLayoutDestroy(plan.second);
-  cublasLtMatrixLayoutDestroy(plan.result);
-  cublasLtMatmulDescDestroy(plan.operation);
+  plan.Set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, x.b.inverse_scale);
+  plan.Set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, x.a.inverse_scale);
 }
 
 std::vector<cublasLtMatmulAlgo_t> Candidates(const Context& context, const Plan& plan, const Problem& x, int wanted) {
   cublasLtMatmulPreference_t preference = nullptr;
   MB_CUBLAS(cublasLtMatmulPreferenceCreate(&preference));
-  const std::unique_ptr<std::remove_pointer_t<cublasLtMatmulPreference_t>, decltype(&cublasLtMatmulPreferenceDestroy)> owner(
-      preference, &cublasLtMatmulPreferenceDestroy);
+  const Owned<cublasLtMatmulPreference_t> owner(preference);
   const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
     MB_CUBLAS(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
   };
@@ -171,8 +173,8 @@ std::vector<cublasLtMatmulAlgo_t> Candidates(const Context& context, const Plan&
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, AlignmentOf(x.c.data));
   std::vector<cublasLtMatmulHeuristicResult_t> found(std::clamp(wanted, 1, 64));
   int count = 0;
-  MB_CUBLAS(cublasLtMatmulAlgoGetHeuristic(Handle(), plan.operation, plan.first, plan.second, plan.result, plan.result,
-                                           preference, static_cast<int>(found.size()), found.data(), &count));
+  MB_CUBLAS(cublasLtMatmulAlgoGetHeuristic(Handle(), plan.operation.get(), plan.first.get(), plan.second.get(), plan.result.get(),
+                                           plan.result.get(), preference, static_cast<int>(found.size()), found.data(), &count));
   std::vector<cublasLtMatmulAlgo_t> algorithms;
   for (int i = 0; i < count; ++i) {
     if (found[i].state == CUBLAS_STATUS_SUCCESS) algorithms.push_back(found[i].algo);
@@ -279,7 +281,7 @@ cublasLtMatmulAlgo_t Fastest(Trials& trials, const std::vector<cublasLtMatmulAlg
 GemmTuning TuningFromEnvironment() {
   const char* value = std::getenv("MB_TIME_GEMMS");
   if (value == nullptr || std::string_view(value).empty() || std::string_view(value) == "0") return {};
-  return {.time_candidates = true, .cache_file = std::string_view(value) == "1" ? "" : value, .save_at_once = true};
+  return {.time_candidates = true, .cache_file = std::string_view(value) == "1" ? "" : value};
 }
 
 // All plans of the process and the rules to choose by.
@@ -292,15 +294,9 @@ class Plans {
 
   void SetTuning(const GemmTuning& tuning) {
     const std::lock_guard lock(mutex_);
-    for (const auto& [key, plan] : plans_) Destroy(plan);
     plans_.clear();
     tuning_ = tuning;
     choices_ = GemmChoices(tuning.cache_file);
-  }
-
-  void Save() {
-    const std::lock_guard lock(mutex_);
-    choices_.Save();
   }
 
   void Multiply(const Context& context, const Problem& x) {
@@ -311,12 +307,12 @@ class Plans {
       Plan plan = MakePlan(x);
       SetScales(plan, x);
       plan.algorithm = Choose(context, key, plan, x);
-      found = plans_.emplace(key, plan).first;
+      found = plans_.emplace(key, std::move(plan)).first;
     }
     SetScales(found->second, x);
     if (const cublasStatus_t status = Launch(found->second, found->second.algorithm, x, context);
         status != CUBLAS_STATUS_SUCCESS) {
-      ThrowEngineError("cuBLASLt, {}: {}", Describe(x), cublasLtGetStatusString(status));
+      ThrowCublas(status, "cuBLASLt, " + Describe(x));
     }
   }
 
@@ -345,15 +341,15 @@ class Plans {
     if (!trials.Allocate()) return candidates.front();
     const cublasLtMatmulAlgo_t fastest = Fastest(trials, candidates);
     choices_.Add(key, fastest);
-    if (tuning_.save_at_once) choices_.Save();
+    choices_.Save();
     return fastest;
   }
 
   // Whether a choice read from a file fits this problem here.
   static bool IsUsable(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Context& context) {
     cublasLtMatmulHeuristicResult_t result{};
-    return cublasLtMatmulAlgoCheck(Handle(), plan.operation, plan.first, plan.second, plan.result, plan.result, &algorithm,
-                                   &result) == CUBLAS_STATUS_SUCCESS &&
+    return cublasLtMatmulAlgoCheck(Handle(), plan.operation.get(), plan.first.get(), plan.second.get(), plan.result.get(),
+                                   plan.result.get(), &algorithm, &result) == CUBLAS_STATUS_SUCCESS &&
            result.workspaceSize <= std::min(context.workspace_bytes, kGemmWorkspaceBytes);
   }
 
@@ -391,13 +387,12 @@ bool HasFp8BlockProducts(const Context& context) {
     const Problem x{left, right, Matrix{nullptr, of_c, kSide, kSide, kSide}, false, true, 1.0f, 0.0f};
     const Plan plan = MakePlan(x);
     SetScales(plan, x);
-    bool found = false;
     try {
-      found = !Candidates(context, plan, x, 1).empty();
-    } catch (const EngineError&) {  // "Not supported" is an answer.
+      return !Candidates(context, plan, x, 1).empty();
+    } catch (const EngineError& error) {  // "Not supported" is an answer.
+      if (error.reason() == v1::REASON_OUT_OF_MEMORY) throw;
+      return false;
     }
-    Destroy(plan);
-    return found;
   };
   return offers(Fp8Scaling::kSquares, Fp8Format::kE4M3, DType::kBF16) &&
          offers(Fp8Scaling::kSquares, Fp8Format::kE5M2, DType::kBF16) &&
@@ -405,7 +400,5 @@ bool HasFp8BlockProducts(const Context& context) {
 }
 
 void SetGemmTuning(const GemmTuning& tuning) { Plans::Get().SetTuning(tuning); }
-
-void SaveGemmChoices() { Plans::Get().Save(); }
 
 }  // namespace mbridge::cuda

@@ -5,6 +5,7 @@
 #define CUDNN_FRONTEND_SKIP_JSON_LIB
 #include <cudnn_frontend.h>
 
+#include "engine/core/cuda/check.h"
 #include "engine/ops/cuda/flash_packing.h"
 #include "engine/ops/qkv_layout.h"
 
@@ -15,8 +16,15 @@ namespace fe = cudnn_frontend;
 using TensorPtr = std::shared_ptr<fe::graph::Tensor_attributes>;
 using Dims = std::vector<int64_t>;
 
+// Either memory: of the host where cuDNN keeps its plans, or of the GPU.
+bool IsAllocationFailure(cudnnStatus_t status) {
+  return status == CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED ||
+         status == CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED;
+}
+
 void CheckCudnn(cudnnStatus_t status, const char* what) {
-  if (status != CUDNN_STATUS_SUCCESS) ThrowEngineError("{}: {}", what, cudnnGetErrorString(status));
+  if (status == CUDNN_STATUS_SUCCESS) return;
+  ThrowFailure(IsAllocationFailure(status), fmt::format("{}: {}", what, cudnnGetErrorString(status)));
 }
 
 enum Uid : int64_t {
@@ -213,11 +221,13 @@ class Graph : public FlashAttentionGraph {
   void Check(fe::error_t error) const {
     if (error.is_good()) return;
     const auto& o = options_;
-    ThrowEngineError(
-        "cuDNN {}: flash attention {} of {} x {} tokens, {} heads in {} groups of size {} and {}, window {}, "
-        "dropout {}, {} packed sequences: {}",
-        cudnnGetVersion(), backward_ ? "backward" : "forward", o.batch, o.seq_length, o.heads, o.groups, o.head_size,
-        o.value_width(), o.window, o.dropout, o.sequences, error.get_message());
+    const std::string message = error.get_message();
+    ThrowFailure(
+        SaysAllocationFailed(message),
+        fmt::format("cuDNN {}: flash attention {} of {} x {} tokens, {} heads in {} groups of size {} and {}, window {}, "
+                    "dropout {}, {} packed sequences: {}",
+                    cudnnGetVersion(), backward_ ? "backward" : "forward", o.batch, o.seq_length, o.heads, o.groups, o.head_size,
+                    o.value_width(), o.window, o.dropout, o.sequences, message));
   }
 
   FlashAttentionOptions options_;
@@ -230,6 +240,13 @@ class Graph : public FlashAttentionGraph {
 };
 
 }  // namespace
+
+bool SaysAllocationFailed(const std::string& message) {
+  const auto says = [&](const char* text) { return message.find(text) != std::string::npos; };
+  return says(cudnnGetErrorString(CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED)) ||
+         says(cudnnGetErrorString(CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)) ||
+         says(cudaGetErrorString(cudaErrorMemoryAllocation));
+}
 
 std::string FlashAttentionBackend() { return ""; }
 
@@ -270,6 +287,8 @@ namespace mbridge::cuda {
 std::string FlashAttentionBackend() {
   return "this program was built without cuDNN or cudnn-frontend, which flash attention needs (MB_CUDNN_FRONTEND_DIR)";
 }
+
+bool SaysAllocationFailed(const std::string&) { return false; }
 
 CudnnHandle::CudnnHandle() { ThrowEngineError("{}", FlashAttentionBackend()); }
 CudnnHandle::~CudnnHandle() = default;

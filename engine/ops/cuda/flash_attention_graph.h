@@ -12,6 +12,10 @@ namespace mbridge::cuda {
 // Empty, or why this program has no flash attention.
 std::string FlashAttentionBackend();
 
+// Whether an error text of cudnn-frontend, which passes the status of cuDNN or CUDA on in words alone, says that memory of the
+// host or of the GPU could not be had.
+bool SaysAllocationFailed(const std::string& message);
+
 // Bound to a thread: cuDNN allows one thread at a time for each handle.
 class CudnnHandle {
  public:

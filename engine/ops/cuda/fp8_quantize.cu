@@ -41,14 +41,6 @@ __device__ float ScaleOf(float amax, float largest, float margin_factor, bool po
   return power_of_two ? ldexpf(1.0f, ilogbf(scale)) : scale;
 }
 
-__global__ void ScalesKernel(const float* amax, int64_t count, float largest, float margin_factor, bool power_of_two,
-                             float* scale, float* inverse) {
-  const int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
-  if (i >= count) return;
-  scale[i] = ScaleOf(amax[i], largest, margin_factor, power_of_two);
-  inverse[i] = __fdiv_rn(1.0f, scale[i]);
-}
-
 __global__ void DelayedScalesKernel(float* history, int64_t length, int64_t count, bool most_recent, float largest,
                                     float margin_factor, bool power_of_two, float* scale, float* inverse) {
   const int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
@@ -154,14 +146,6 @@ void AmaxCuda(const Context& context, const Tensor& x, const Tensor& amax) {
 
 unsigned BlocksOf(int64_t count) { return static_cast<unsigned>((count + kThreads - 1) / kThreads); }
 
-void ScalesCuda(const Context& context, const Tensor& amax, const Fp8ScaleOptions& o, const Tensor& scale,
-                const Tensor& inverse) {
-  ScalesKernel<<<BlocksOf(amax.size()), kThreads, 0, StreamOf(context)>>>(amax.as<float>(), amax.size(), LargestOf(o.format),
-                                                                          std::ldexp(1.0f, -o.margin), o.power_of_two,
-                                                                          scale.as<float>(), inverse.as<float>());
-  MB_CUDA_LAUNCHED();
-}
-
 void DelayedScalesCuda(const Context& context, const Tensor& history, bool most_recent, const Fp8ScaleOptions& o,
                        const Tensor& scale, const Tensor& inverse) {
   DelayedScalesKernel<<<BlocksOf(history.shape[1]), kThreads, 0, StreamOf(context)>>>(
@@ -199,7 +183,7 @@ void QuantizeByAmaxCuda(const Context& context, const Tensor& x, const Fp8ScaleO
   Quantize(context, x, source, o.format, rowwise, columnwise, {});
 }
 
-const bool g_registered = (Fp8Amax.cuda = &AmaxCuda, Fp8Scales.cuda = &ScalesCuda, Fp8DelayedScales.cuda = &DelayedScalesCuda,
+const bool g_registered = (Fp8Amax.cuda = &AmaxCuda, Fp8DelayedScales.cuda = &DelayedScalesCuda,
                            Fp8Quantize.cuda = &QuantizeCuda, Fp8QuantizeByAmax.cuda = &QuantizeByAmaxCuda, true);
 
 }  // namespace

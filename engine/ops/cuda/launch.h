@@ -68,7 +68,8 @@ __device__ __forceinline__ float WarpMax(float x) {
   return x;
 }
 
-// Sum over the block, in every thread; the order is fixed. `shared` holds 32 floats; begins and ends with a barrier.
+// Sum over the block, in every thread; the order is fixed. `shared` holds 32 floats. Begins with a barrier, so that calls may
+// follow each other on the same memory, but does not end with one: before anything else is written there comes a __syncthreads().
 __device__ __forceinline__ float BlockSum(float x, float* shared) {
   x = WarpSum(x);
   __syncthreads();
