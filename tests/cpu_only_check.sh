@@ -5,31 +5,33 @@
 #   bash tests/cpu_only_check.sh --build   also builds everything and starts the rank program
 source "$(dirname "${BASH_SOURCE[0]}")/../deploy/lib/common.sh"
 
-folder="$(mktemp -d "${TMPDIR:-/tmp}/mbridge-cpu-only.XXXXXX")"
+# Beside build/, so that ccache knows the objects: it sees relative paths.
+folder="$(mktemp -d "$MB_ROOT/build-cpu-only.XXXXXX")"
 trap 'rm -rf "$folder"' EXIT
 
-# configure NAME OPTION...: into $folder/NAME; no target of the result may need CUDA.
+# configure FOLDER OPTION...: no target of the result may need CUDA.
 configure() {
-  local name="$1"
+  local to="$1"
   shift
   say "configure: $*"
-  cmake -S "$MB_ROOT" -B "$folder/$name" -G Ninja "$@" >"$folder/$name.log" 2>&1 || { cat "$folder/$name.log"; fail "$* does not configure"; }
-  MB_BUILD="$folder/$name" cuda_state | grep '^no: ' || { cat "$folder/$name.log"; fail "$*: the CUDA engine is not off"; }
-  if ninja -C "$folder/$name" -t targets all | grep -E '(_cuda(_test)?|mbrank-cuda|\.cu\.o):'; then
+  mkdir -p "$to"
+  cmake -S "$MB_ROOT" -B "$to" -G Ninja "$@" >"$to/configure.log" 2>&1 || { cat "$to/configure.log"; fail "$* does not configure"; }
+  MB_BUILD="$to" cuda_state | grep '^no: ' || { cat "$to/configure.log"; fail "$*: the CUDA engine is not off"; }
+  if ninja -C "$to" -t targets all | grep -E '(_cuda(_test)?|mbrank-cuda|\.cu\.o):'; then
     fail "$*: these targets are CUDA's"
   fi
 }
 
-configure off -DMB_CUDA=OFF
+configure "$folder" -DMB_CUDA=OFF
 # Without nvcc this is the case "there is no nvcc".
-configure auto -DMB_CUDA=AUTO -DMB_NCCL=
-(MB_BUILD="$folder/off" require_cuda_where_nvcc)
+configure "$folder/auto" -DMB_CUDA=AUTO -DMB_NCCL=
+(MB_BUILD="$folder" require_cuda_where_nvcc)
 if command -v "${CUDACXX:-nvcc}" >/dev/null && (MB_BUILD="$folder/auto" require_cuda_where_nvcc) 2>/dev/null; then
   fail "tests/run.sh would go on without the CUDA engine although nvcc is here"
 fi
 if [ "${1:-}" = --build ]; then
   say "build: everything with MB_CUDA=OFF"
-  ninja -C "$folder/off" -j "$MB_JOBS" || fail "the build without CUDA failed; the first error is above"
-  "$folder/off/bin/mbrank" --version
+  ninja -C "$folder" -j "$MB_JOBS" || fail "the build without CUDA failed; the first error is above"
+  "$folder/bin/mbrank" --version
 fi
 say "the tree builds without CUDA"
