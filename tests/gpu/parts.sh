@@ -89,6 +89,7 @@ ops() {
     MB_HF_FIXTURES="$(fixtures)" MB_FAMILY_RESULTS="$OUT/families.tsv" run "$test" >"$OUT/$name.log" 2>&1 || status=$?
     grep -E "Failure|expected|is .*, expected|FAILED|PASSED|SKIPPED|error|terminate" "$OUT/$name.log" | head -n "${LINES_OF_FAILURE:-60}"
     grep -q "PASSED.* [1-9][0-9]* test" "$OUT/$name.log" || status=1  # Nothing but skipped tests is no success.
+    ! grep -q "no GPU on this machine" "$OUT/$name.log" || status=1
     verdict "$name" "$status"
   done
 }

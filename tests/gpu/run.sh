@@ -3,7 +3,7 @@
 #
 #   bash tests/gpu/run.sh bundle [FILE]        builds and packs programs, tests and libraries (default build/gpu-bundle.tar.xz)
 #   bash tests/gpu/run.sh on FILE PART...      unpacks FILE into a temporary folder and runs the parts; logs go to $OUT
-#     ops          every CUDA operator against its CPU twin, models, families (1 GPU, 55 s)
+#     ops          every CUDA operator against its CPU twin and in double precision, models, families (1 GPU, 60 s)
 #     memcheck     the smallest of them under compute-sanitizer (SANITIZER) (1 GPU, 65 s)
 #     families     every family's logits, loss and gradients against transformers (1 GPU, 2 s; HF_FIXTURES=tests/data/hf_fixtures.tar.xz)
 #     parity       Megatron-LM's losses through mbctl, one GPU (1 GPU, 10 s)
