@@ -164,7 +164,10 @@ TEST_F(CheckpointTest, PiecesOfAShardedOptimizerLoadIntoOtherPieces) {
   const CheckpointTensor right{"optimizer.m", {6, 8}, {6, 4}, 1, 4, 0, {columns.data(), DType::kF32, DeviceType::kCpu, {6, 4}},
                                true};
   ASSERT_TRUE(LoadCheckpoint(Step(1), {}, {right}, self_.get()).ok());
-  for (int64_t i = 0; i < 24; ++i) EXPECT_EQ(columns[static_cast<size_t>(i)], static_cast<float>(i / 4 * 8 + 4 + i % 4));
+  for (int64_t i = 0; i < 24; ++i) {
+    const int64_t element = i / 4 * 8 + 4 + i % 4;
+    EXPECT_EQ(columns[static_cast<size_t>(i)], static_cast<float>(element));
+  }
 }
 
 // Gate and linear half of a gated layer: each rank has a part of both, in pieces that cross the border between them.
@@ -179,7 +182,8 @@ TEST_F(CheckpointTest, StripesOfTwoRanksLoadOnOne) {
     return spec;
   };
   const auto place = [](int rank, int64_t row, int64_t column) {  // In the whole tensor, of a row of a rank's shard.
-    return static_cast<float>((row / 3 * 6 + rank * 3 + row % 3) * 5 + column);
+    const int64_t element = (row / 3 * 6 + rank * 3 + row % 3) * 5 + column;
+    return static_cast<float>(element);
   };
   OnRanks(2, [&](Communicator& world) {
     std::vector<float> shard;

@@ -148,7 +148,7 @@ absl::StatusOr<SavedCheckpoint> Commit(const Paths& paths, const CheckpointMeta&
 }
 
 // What rank 0 made, on every rank.
-SavedCheckpoint Share(SavedCheckpoint saved, Communicator* world) {
+SavedCheckpoint Share(const SavedCheckpoint& saved, Communicator* world) {
   std::array<int64_t, 3> numbers = {saved.bytes, saved.tensors, 0};
   if (!saved.manifest_hash.empty()) numbers[2] = static_cast<int64_t>(std::stoull(saved.manifest_hash, nullptr, 16));
   world->Broadcast({numbers.data(), DType::kI64, DeviceType::kCpu, {3}}, 0);

@@ -58,6 +58,7 @@ TEST_F(CheckpointTest, StreamedCheckpointIsReadLikeAnyOther) {
                                     target("c", DType::kF32, {100}, c.data()), target("d", DType::kBF16, {7, 2}, d.data())},
                                    self_.get());
   ASSERT_TRUE(meta.ok()) << meta.status();
+  // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison): the same bits.
   EXPECT_EQ(0, std::memcmp(b.data(), BytesOf(SampleEntries()[1]).data(), 48));
   EXPECT_EQ(0, std::memcmp(d.data(), BytesOf(SampleEntries()[3]).data(), 28));
 }

@@ -488,7 +488,7 @@ TEST(IndexCacheTest, DamagedOrUnwritableCachesAreRebuilt) {
   const std::string expected = HashOfTexts(*built->train, 50);
   for (const auto& entry : std::filesystem::directory_iterator(config.cache_path)) {
     const std::string path = entry.path().string(), content = ReadAll(path);
-    for (std::string damaged : {content.substr(0, content.size() / 2), std::string(), content + "x"}) {
+    for (const std::string& damaged : {content.substr(0, content.size() / 2), std::string(), content + "x"}) {
       testing_data::WriteAll(path, damaged);
       auto again = BuildGptDatasets(config);
       ASSERT_TRUE(again.ok());

@@ -15,7 +15,6 @@
 namespace mbridge {
 namespace {
 
-using testing::ElementsAreArray;
 using testing::HasSubstr;
 using testing_data::MlmPath;
 using testing_data::Oracle;
