@@ -17,7 +17,7 @@ std::string Shown(const Json& value) {
 }
 
 ConfigKey MakeIntKey(std::string name, int64_t GptConfig::*field, std::function<int64_t(const GptConfig&)> absent) {
-  const auto read = [name, field, absent](ConfigReader* from, GptConfig* to) {
+  const auto read = [name, field, absent = std::move(absent)](ConfigReader* from, GptConfig* to) {
     if (absent == nullptr) {
       to->*field = from->Int(name);
       return;
@@ -148,7 +148,9 @@ ConfigKey RealKey(std::string name, double GptConfig::*field) {
 
 ConfigKey RealKey(std::string name, double GptConfig::*field, double absent) {
   ConfigKey key = RealKey(name, field);
-  key.read = [name, field, absent](ConfigReader* from, GptConfig* to) { to->*field = from->Real(name, &absent); };
+  key.read = [name = std::move(name), field, absent](ConfigReader* from, GptConfig* to) {
+    to->*field = from->Real(name, &absent);
+  };
   return key;
 }
 
@@ -164,7 +166,7 @@ ConfigKey OnlyKey(std::string name, Json value, bool absent) {
     if (found == value || (absent && found.is_null())) return;
     from->Unsupported(name, Shown(value));
   };
-  const auto write = [name, value](const GptConfig&, Json* to) { (*to)[name] = value; };
+  const auto write = [name, value = std::move(value)](const GptConfig&, Json* to) { (*to)[name] = value; };
   return {{std::move(name)}, read, write};
 }
 
@@ -287,14 +289,14 @@ ConfigKey ActivationKey(std::string name, std::vector<std::pair<std::string, Act
     }
     from->Unsupported(name, supported);
   };
-  const auto write = [name, kinds](const GptConfig& from, Json* to) {
+  const auto write = [name, kinds = std::move(kinds)](const GptConfig& from, Json* to) {
     for (const auto& [known, kind] : kinds) {
       if (kind != from.activation) continue;
       (*to)[name] = known;
       return;
     }
   };
-  return CustomKey({name}, read, write);
+  return CustomKey({std::move(name)}, read, write);
 }
 
 ConfigKey CommonFreeKeys() {

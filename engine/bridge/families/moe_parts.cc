@@ -23,7 +23,7 @@ std::vector<TensorRule> ExpertTensors(const ExpertNames& names) {
 namespace {
 
 // A number under any of the names; the first is written unless the source has another.
-ConfigKey AliasedKey(std::vector<std::string> names, int64_t GptConfig::*field) {
+ConfigKey AliasedKey(const std::vector<std::string>& names, int64_t GptConfig::*field) {
   const auto present = [names](const auto& has) {
     const auto found = std::find_if(names.begin(), names.end(), has);
     return found == names.end() ? names.front() : *found;
