@@ -71,7 +71,7 @@ TEST_F(Submit, DryRunSaysTheMemoryThatTheRankPlans) {
   ASSERT_THAT(dry, Exited(0)) << dry.err;
   const auto resolved = nlohmann::json::parse(dry.out, nullptr, false);
   ASSERT_TRUE(!resolved.is_discarded() && resolved.contains("perRank")) << dry.out;
-  const auto estimate = resolved["perRank"];
+  const auto& estimate = resolved["perRank"];
   int64_t total = 0;
   for (const char* part :
        {"weightBytes", "gradientBytes", "optimizerBytes", "activationBytes", "workspaceBytes", "runtimeBytes"}) {

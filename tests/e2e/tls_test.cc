@@ -11,8 +11,6 @@
 namespace mbridge::e2e {
 namespace {
 
-using testing::HasSubstr;
-
 struct Identity {
   std::string certificate, key;  // PEM files.
 };
