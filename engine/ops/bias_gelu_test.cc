@@ -74,6 +74,7 @@ TEST(BiasGeluTest, ForwardAndBackward) {
 }
 
 TEST(BiasGeluTest, NarrowStorageHasTheSameBits) {
+  if (test::g_on_device) GTEST_SKIP() << "SKIPPED: compares bits of the CPU twin with bits of the device";
   const Values x = test::RandomValues(kRows * kWidth, 1, 4.0), bias = test::RandomValues(kWidth, 2);
   Values results[2];
   for (int i = 0; i < 2; ++i) {

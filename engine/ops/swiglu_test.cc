@@ -66,6 +66,7 @@ TEST(SwiGluTest, BackwardAgainstFiniteDifferences) {
 }
 
 TEST(SwiGluTest, NarrowStorageHasTheSameBits) {
+  if (test::g_on_device) GTEST_SKIP() << "SKIPPED: compares bits of the CPU twin with bits of the device";
   const Values x = test::RandomValues(kRows * 2 * kWidth, 1, 4.0);
   for (SwiGluKind glu : {SwiGluKind::kFused, SwiGluKind::kEager}) {
     Values results[2];

@@ -17,6 +17,10 @@ namespace mbridge::test {
 
 using Values = std::vector<double>;
 
+// Whether operators run on a device (engine/ops/reference). Then F32 storage of narrow types, which only the CPU knows, and
+// narrow storage go to different twins, whose bits are not compared.
+inline bool g_on_device = false;
+
 inline double RoundTo(DType precision, double x) {
   const auto f = static_cast<float>(x);
   if (precision == DType::kBF16) return ToFloat(ToBFloat16(f));

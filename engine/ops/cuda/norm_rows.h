@@ -317,10 +317,10 @@ template <class T> struct NormBackwardArgs {
   float* amax;      // Null, or raised to the largest |dx|.
 };
 
-// The input gradient from its parts, in the CPU twin's order.
+// The input gradient from its parts, in the CPU twin's order. The product is rounded before a residual is added to it.
 template <class T>
 __device__ __forceinline__ float InputGradient(float dy, float gamma, float normal, float mean_t, float mean_dot, float rstd) {
-  return Round<T>(rstd * (dy * gamma - mean_t - normal * mean_dot));
+  return Round<T>(__fmul_rn(rstd, dy * gamma - mean_t - normal * mean_dot));
 }
 
 // One row's part of a thread: adds to the parameters' gradients, gives what it has of the sums of t n and t.

@@ -79,7 +79,6 @@ void ReferenceEnvironment::InstallAll() {
   MB_INSTALL(Fp8Gemm);
   MB_INSTALL(Fp8Quantize);
   MB_INSTALL(Fp8QuantizeByAmax);
-  MB_INSTALL(Fp8Scales);
   MB_INSTALL(GatherRows);
   MB_INSTALL(GegluBackward);
   MB_INSTALL(GegluForward);

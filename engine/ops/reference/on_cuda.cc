@@ -11,6 +11,7 @@ class CudaEnvironment : public ReferenceEnvironment {
   void SetUp() override {
     MB_NEEDS_GPU();
     ReferenceEnvironment::SetUp();
+    g_on_device = true;
   }
 };
 
