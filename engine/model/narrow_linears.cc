@@ -55,7 +55,7 @@ int NarrowLinears::Add(const std::string& name, int weight, int64_t out, int64_t
         v1::REASON_INVALID_CONFIG,
         fmt::format("{} is [{}, {}] on a rank: with model.fp8 or model.fp4 its sides are multiples of {}", name, out, in, block));
   }
-  layers_.push_back({weight, out, in, {}, {}, {}});
+  layers_.push_back({weight, out, in, {}, {}, {}, {}});
   max_in_ = std::max(max_in_, in);
   max_out_ = std::max(max_out_, out);
   return static_cast<int>(layers_.size()) - 1;
