@@ -104,7 +104,9 @@ TEST(RouterCuda, EqualScoresTakeTheLowerIndexAndNansStayInRange) {
   for (int i = 4; i < 8; ++i) {
     EXPECT_GE(chosen[i], 0);
     EXPECT_LT(chosen[i], kCount);
-    if (i > 4) EXPECT_LT(chosen[i - 1], chosen[i]);
+    if (i > 4) {
+      EXPECT_LT(chosen[i - 1], chosen[i]);
+    }
   }
 }
 
