@@ -205,7 +205,7 @@ absl::StatusOr<SavedCheckpoint> SaveCheckpoint(const std::string& final_path, co
       committed = AsCheckpointStatus(result.status(), false);
   }
   if (absl::Status status = Agree(committed, world); !status.ok()) return fail(status);
-  return Share(std::move(saved), world);
+  return Share(saved, world);
 }
 
 }  // namespace mbridge

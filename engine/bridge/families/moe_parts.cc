@@ -1,6 +1,7 @@
 #include "engine/bridge/families/moe_parts.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace mbridge {
 
@@ -23,7 +24,7 @@ std::vector<TensorRule> ExpertTensors(const ExpertNames& names) {
 namespace {
 
 // A number under any of the names; the first is written unless the source has another.
-ConfigKey AliasedKey(const std::vector<std::string>& names, int64_t GptConfig::*field) {
+ConfigKey AliasedKey(std::vector<std::string> names, int64_t GptConfig::*field) {
   const auto present = [names](const auto& has) {
     const auto found = std::find_if(names.begin(), names.end(), has);
     return found == names.end() ? names.front() : *found;
@@ -34,7 +35,7 @@ ConfigKey AliasedKey(const std::vector<std::string>& names, int64_t GptConfig::*
   const auto write = [present, field](const GptConfig& from, Json* to) {
     (*to)[present([to](const std::string& name) { return to->contains(name); })] = from.*field;
   };
-  return CustomKey(names, read, write);
+  return CustomKey(std::move(names), read, write);
 }
 
 }  // namespace
