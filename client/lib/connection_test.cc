@@ -11,7 +11,7 @@
 namespace mbridge::client {
 namespace {
 
-Environment Variables(std::map<std::string, std::string> values) {
+Environment Variables(const std::map<std::string, std::string>& values) {
   return [values](const std::string& name) -> std::optional<std::string> {
     const auto found = values.find(name);
     return found == values.end() ? std::nullopt : std::optional<std::string>(found->second);
@@ -26,7 +26,7 @@ class ConnectionTest : public ::testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(directory_); }
   void WriteConfig(const std::string& text) { std::ofstream(directory_ / "mbctl/config.yaml") << text; }
-  std::string Message(std::map<std::string, std::string> variables, ConnectionFlags flags = {}) {
+  std::string Message(std::map<std::string, std::string> variables, const ConnectionFlags& flags = {}) {
     variables["XDG_CONFIG_HOME"] = directory_;
     return std::string(LoadConnectionOptions(flags, Variables(variables)).status().message());
   }

@@ -48,7 +48,7 @@ TEST(Plot, BrailleStaysWithinTheWidth) {
 }
 
 TEST(Plot, SinglePointConstantAndNothing) {
-  EXPECT_NE(DrawPlot({{1, 5}}, {}).find("5"), std::string::npos);
+  EXPECT_NE(DrawPlot({{1, 5}}, {}).find('5'), std::string::npos);
   EXPECT_NE(DrawPlot({{1, 5}, {2, 5}}, {.unicode = false}).find('*'), std::string::npos);
   EXPECT_EQ(DrawPlot({}, {}), "no points\n");
   EXPECT_EQ(DrawPlot({{1, std::nan("")}}, {}), "no points but NaN or Inf\n");
