@@ -3,7 +3,7 @@
 #
 #   bash deploy/lint.sh --format            only clang-format, as CI does: lists each deviation, ends with 1 where there are any
 #   bash deploy/lint.sh --fix               rewrites the files with clang-format
-#   bash deploy/lint.sh [FILE.cc...]        clang-format, then clang-tidy; without files over the whole tree: about 25 core-minutes
+#   bash deploy/lint.sh [FILE.cc...]        clang-format, then clang-tidy; without files over the whole tree: about 45 core-minutes
 #   bash deploy/lint.sh --since COMMIT      the same for the files that differ from COMMIT: about 20 s a file, less with many
 #
 # clang-tidy needs build/compile_commands.json and the generated headers: after a build. Any finding ends with 1.

@@ -17,7 +17,6 @@ namespace mbridge::recipes {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 TEST(Resolve, DocumentedCommandResolves) {
   auto resolved = Submit(CorrelationRun());

@@ -79,7 +79,7 @@ template <auto& kOp, class... Args> class OnDevice<kOp, Op<void(const Context&, 
 
   // False: a narrow type that the CPU emulates was refused.
   static bool RunOnDevice(const Args&... args) {
-    std::tuple<typename Kept<Args>::Type...> kept(Kept<Args>::Of(args)...);
+    auto kept = std::tuple<typename Kept<Args>::Type...>{Kept<Args>::Of(args)...};
     std::vector<std::byte> workspace;
     if constexpr ((std::is_same_v<typename Kept<Args>::Type, AttentionOptions> || ...)) {
       workspace = FitWorkspace(std::get<AttentionOptions>(kept), std::get<0>(kept).dtype, context_.device,
