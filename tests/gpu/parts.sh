@@ -453,7 +453,7 @@ qwen_half=(model.num_layers=24 model.hidden_size=896 model.num_attention_heads=1
   scheduler.lr_warmup_iters=1 optimizer.use_precision_aware_optimizer=true optimizer.exp_avg_dtype=bf16
   optimizer.exp_avg_sq_dtype=bf16)
 
-# In turn with the PyTorch script, if the bundle has one; the median of each side's turns.
+# In turn with the PyTorch script, if the bundle has one; each side's mean of its two turns.
 train1b() {
   local turn
   for turn in 1 2; do
