@@ -132,7 +132,8 @@ __global__ void __launch_bounds__(256) NormForwardWarpKernel(const NormForwardAr
 }
 
 // Blocks walk over rows, the last first, since the operator before left those in the L2 cache. A row at a time, while the next
-// are on their way into the ring; a thread reads only what it copied itself.
+// are on their way into the ring; a thread reads only what it copied itself. Two rows a block are the fastest at all widths: a
+// block that ends makes room for the next, where long ones end together and leave the memory idle.
 template <class T, bool kLayer, bool kAdd, int kHold, int kStages>
 __global__ void __launch_bounds__(1024) NormForwardRowsKernel(const NormForwardArgs<T> a) {
   constexpr int kN = kVectorSize<T>, kHeld = kAdd ? 2 * kHold : kHold;
@@ -279,7 +280,7 @@ inline unsigned ThreadsFor(int64_t vectors, int hold) {
   return static_cast<unsigned>(((vectors + hold - 1) / hold + 31) / 32 * 32);
 }
 
-// kHold decides the order of the sums: the same with and without residual. A third stage costs 4 % of the bandwidth.
+// kHold decides the order of the sums: the same with and without residual. More stages gain nothing.
 template <class T, bool kLayer, bool kAdd = false, int kHold = 2, int kStages = 2>
 void LaunchNormForward(const Context& context, const NormForwardArgs<T>& a) {
   if (a.rows == 0) return;
@@ -292,9 +293,7 @@ void LaunchNormForward(const Context& context, const NormForwardArgs<T>& a) {
                 NormForwardWarpKernel<T, kLayer, kAdd, kLanes><<<(rows + 7) / 8, 256, 0, stream>>>(a);
               });
   if (!done && aligned && vectors <= 1024 * kHold) {
-    // 1024 threads in a multiprocessor, in up to 16 blocks.
-    const unsigned threads = ThreadsFor(vectors, kHold);
-    const auto blocks = static_cast<unsigned>(EvenBlocks(a.rows, kMultiprocessors * std::clamp(1024 / threads, 1u, 16u)));
+    const unsigned threads = ThreadsFor(vectors, kHold), blocks = (rows + 1) / 2;
     const int64_t shared = int64_t{16} * kStages * (kAdd ? 2 : 1) * kHold * threads;
     auto* const kernel = &NormForwardRowsKernel<T, kLayer, kAdd, kHold, kStages>;
     AllowShared(kernel, shared);
@@ -450,7 +449,7 @@ __global__ void __launch_bounds__(256, kNormBackwardBlocks<kLayer, kHold>) NormB
 }
 
 // How NormBackwardRowsKernel works: rows copied ahead, and threads of a block, one in a multiprocessor.
-inline constexpr int kNormBackwardStages = 3;
+inline constexpr int kNormBackwardStages = 2;
 template <int kHold> inline constexpr int kNormBackwardThreads = 1024 / kHold;
 
 // The same with the rows' tensors on their way into a ring in shared memory; groups of `group_threads` have a row each.
@@ -463,6 +462,7 @@ __global__ void __launch_bounds__(kNormBackwardThreads<kHold>, 1)
   const int group = threadIdx.x / group_threads, lane = threadIdx.x % group_threads, groups = blockDim.x / group_threads;
   const int vectors = a.h / kN;
   const float width = static_cast<float>(a.h);
+  WaitForKernelsBefore();
   Pack<T, kN> scale[kHold];
   float sums[2][kHold][kN] = {};
 #pragma unroll
@@ -615,8 +615,8 @@ void LaunchNormBackward(const Context& context, NormBackwardArgs<T> a, const Col
     const int64_t shared = int64_t{16} * kNormBackwardStages * 3 * kHold * threads;
     auto* const kernel = &NormBackwardRowsKernel<T, kLayer, kHold>;
     AllowShared(kernel, shared);
-    kernel<<<start(EvenBlocks((a.rows + groups - 1) / groups, kMultiprocessors)), threads, static_cast<size_t>(shared), stream>>>(
-        a, static_cast<int>(group));
+    const unsigned all = start(EvenBlocks((a.rows + groups - 1) / groups, kMultiprocessors));
+    LaunchEarly(context, kernel, all, threads, static_cast<size_t>(shared), a, static_cast<int>(group));
   };
   bool done = aligned && WithWarpHold(vectors, [&]<int kHold>(std::integral_constant<int, kHold>) {
                 NormBackwardWarpKernel<T, kLayer, kHold>
