@@ -49,13 +49,13 @@ TEST(Plot, BrailleStaysWithinTheWidth) {
 
 TEST(Plot, SinglePointConstantAndNothing) {
   EXPECT_NE(DrawPlot({{1, 5}}, {}).find('5'), std::string::npos);
-  EXPECT_NE(DrawPlot({{1, 5}, {2, 5}}, {.unicode = false}).find('*'), std::string::npos);
+  EXPECT_NE(DrawPlot({{1, 5}, {2, 5}}, {.title = "", .unicode = false}).find('*'), std::string::npos);
   EXPECT_EQ(DrawPlot({}, {}), "no points\n");
   EXPECT_EQ(DrawPlot({{1, std::nan("")}}, {}), "no points but NaN or Inf\n");
 }
 
 TEST(Plot, NanIsSaid) {
-  const std::string text = DrawPlot({{1, 3}, {2, std::nan("")}, {3, 2}}, {.unicode = false});
+  const std::string text = DrawPlot({{1, 3}, {2, std::nan("")}, {3, 2}}, {.title = "", .unicode = false});
   EXPECT_NE(text.find("1 points are NaN or Inf and not drawn"), std::string::npos);
 }
 

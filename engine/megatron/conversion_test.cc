@@ -59,7 +59,7 @@ TEST_P(Layouts, ImportsWhatMegatronCoreLoads) {
   EXPECT_EQ(imported.size(), expected.size());
 
   const auto verified = VerifyMegatronConversion(
-      {.checkpoint = Path("checkpoint"), .manifest_hash = "", .source = Source(), .like = "", .roots = {}}, {});
+      {.checkpoint = Path("checkpoint"), .manifest_hash = "", .source = Source(), .like = "", .roots = {}, .logits = ""}, {});
   ASSERT_TRUE(verified.ok()) << verified.status();
   EXPECT_TRUE(verified->different.empty());
   EXPECT_EQ(verified->tensors, static_cast<int64_t>(expected.size()));

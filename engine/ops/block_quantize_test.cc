@@ -10,18 +10,10 @@ using test::Owned;
 using test::RandomValues;
 using test::Values;
 
-// Values over many binary orders.
-Values Spread(int64_t count, uint32_t seed) {
-  Values values = RandomValues(count, seed, 8.0, DType::kF32);
-  const Values signs = RandomValues(count, seed + 1);
-  for (int64_t i = 0; i < count; ++i) values[i] = test::RoundTo(DType::kF32, std::copysign(std::exp2(values[i]), signs[i]));
-  return values;
-}
-
 TEST(NarrowFloatTest, RoundsAsTheCodesDo) {
   for (const auto& [narrow, format] : {std::pair{kE4M3Float, Fp8Format::kE4M3}, {kE5M2Float, Fp8Format::kE5M2}}) {
     for (const double scale : {1e-6, 1e-3, 1.0, 100.0}) {
-      for (const double value : Spread(500, 7)) {
+      for (const double value : test::SpreadValues(500, 7, 8)) {
         const auto x = static_cast<float>(value * scale);
         EXPECT_EQ(RoundTo(x, narrow), FromFp8(ToFp8(x, format), format)) << x;
       }
@@ -91,7 +83,7 @@ TEST(BlockQuantizeTest, ScalesOfMicroscalingArePowersOfTwo) {
 TEST(BlockQuantizeTest, DownRowsIsTheTransposedCase) {
   constexpr int64_t kRows = 40, kCols = 24;  // Also blocks that end early.
   for (const BlockFormat format : {BlockFormat::kFp8, BlockFormat::kMxfp8, BlockFormat::kNvfp4}) {
-    const Values values = Spread(kRows * kCols, 11);
+    const Values values = test::SpreadValues(kRows * kCols, 11, 8);
     Values transposed(kRows * kCols);
     for (int64_t i = 0; i < kRows * kCols; ++i) transposed[i % kCols * kRows + i / kCols] = values[i];
     const Owned x(DType::kF32, {kRows, kCols}, values), xt(DType::kF32, {kCols, kRows}, transposed),

@@ -22,7 +22,7 @@ extern Op<void(const Context&, const Tensor& dy, const Tensor& x, const Tensor& 
                const Tensor& dx)>
     SwiGluBackward;
 
-// The same, and amax [1] F32 = max(amax, largest |y| or |dx|): what an 8-bit copy of the result wants to know.
+// The same, and amax [1] F32 = max(amax, largest |y| or |dx|), NaN passed over: what an 8-bit copy of the result wants to know.
 extern Op<void(const Context&, const Tensor& x, const Tensor& bias, SwiGluKind kind, DType precision, const Tensor& y,
                const Tensor& amax)>
     SwiGluForwardWithAmax;

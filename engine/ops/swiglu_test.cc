@@ -1,5 +1,8 @@
 #include "engine/ops/swiglu.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "engine/ops/test_support.h"
 
 namespace mbridge {
@@ -13,19 +16,38 @@ constexpr int64_t kRows = 7, kWidth = 19;  // Of y.
 
 double Silu(double u) { return u / (1 + std::exp(-u)); }
 
+struct Inputs {
+  double gate, linear;
+};
+
+// Of element i of y [rows, width]: x + bias, rounded if it is told.
+Inputs InputsOf(const Values& x, const Values& bias, DType sum_precision, int64_t i, int64_t width) {
+  const int64_t row = i / width, j = i % width;
+  const double gate = x[row * 2 * width + j], linear = x[row * 2 * width + width + j];
+  if (bias.empty()) return {gate, linear};
+  return {test::RoundTo(sum_precision, gate + bias[j]), test::RoundTo(sum_precision, linear + bias[width + j])};
+}
+
 // Without roundings, except that of the sum if it is told.
-Values Reference(const Values& x, const Values& bias, DType sum_precision) {
-  Values y(kRows * kWidth);
-  for (int64_t i = 0; i < kRows * kWidth; ++i) {
-    const int64_t row = i / kWidth, j = i % kWidth;
-    double gate = x[row * 2 * kWidth + j], linear = x[row * 2 * kWidth + kWidth + j];
-    if (!bias.empty()) {
-      gate = test::RoundTo(sum_precision, gate + bias[j]);
-      linear = test::RoundTo(sum_precision, linear + bias[kWidth + j]);
-    }
+Values Reference(const Values& x, const Values& bias, DType sum_precision, int64_t width = kWidth) {
+  Values y(x.size() / 2);
+  for (size_t i = 0; i < y.size(); ++i) {
+    const auto [gate, linear] = InputsOf(x, bias, sum_precision, static_cast<int64_t>(i), width);
     y[i] = Silu(gate) * linear;
   }
   return y;
+}
+
+Values GradientReference(const Values& dy, const Values& x, const Values& bias, DType sum_precision, int64_t width) {
+  Values dx(x.size());
+  for (int64_t i = 0; i < static_cast<int64_t>(dy.size()); ++i) {
+    const auto [gate, linear] = InputsOf(x, bias, sum_precision, i, width);
+    const double s = 1 / (1 + std::exp(-gate));
+    const int64_t at = i / width * 2 * width + i % width;
+    dx[at] = dy[i] * linear * s * (1 + gate * (1 - s));
+    dx[at + width] = dy[i] * Silu(gate);
+  }
+  return dx;
 }
 
 TEST(SwiGluTest, ForwardWithBias) {
@@ -62,6 +84,65 @@ TEST(SwiGluTest, BackwardAgainstFiniteDifferences) {
         test::ExpectNear(dx.ToValues(), slope, steps * kind.epsilon(), absolute);
       }
     }
+  }
+}
+
+double LargestMagnitude(const Values& x, double largest) {
+  for (const double value : x) largest = std::max(largest, std::fabs(value));
+  return largest;
+}
+
+// The largest value is that of the result as it is stored, to the bit.
+void CheckWithAmax(const Kind& kind, SwiGluKind glu, bool with_bias, int64_t rows, int64_t width) {
+  SCOPED_TRACE(testing::Message() << rows << " x " << width << ' ' << NameOf(kind.storage) << ' ' << NameOf(kind.precision));
+  const Values x = test::RandomValues(rows * 2 * width, 1, 4.0, kind.precision),
+               bias = with_bias ? test::RandomValues(2 * width, 2, 1.0, kind.precision) : Values(),
+               dy = test::RandomValues(rows * width, 3, 1.0, kind.precision);
+  const Owned x_data(kind.storage, {rows, 2 * width}, x), dy_data(kind.storage, {rows, width}, dy),
+      bias_data(kind.storage, {2 * width}, with_bias ? bias : Values(2 * width)), y(kind.storage, {rows, width}),
+      dx(kind.storage, {rows, 2 * width});
+  const Tensor added = with_bias ? bias_data.tensor() : Tensor();
+  const bool eager = glu == SwiGluKind::kEager;
+  const DType sum = eager ? kind.precision : DType::kF64;
+  // The end is rounded, and the eager kind's gate or product before it; silu and its slope have an F32 error of their own, which
+  // is not relative where terms cancel.
+  const double relative = (eager ? 2 : 1) * kind.epsilon(), absolute = 3e-6;
+  for (const double before : {0.0, 0.25, 1000.0}) {
+    const Owned amax(DType::kF32, {1}, {before}), dx_amax(DType::kF32, {1}, {before});
+    SwiGluForwardWithAmax({}, x_data, added, glu, kind.precision, y, amax);
+    test::ExpectNear(y.ToValues(), Reference(x, bias, sum, width), relative, absolute);
+    EXPECT_EQ(amax[0], LargestMagnitude(y.ToValues(), before));
+    SwiGluBackwardWithAmax({}, dy_data, x_data, added, glu, kind.precision, dx, dx_amax);
+    test::ExpectNear(dx.ToValues(), GradientReference(dy, x, bias, sum, width), relative, absolute);
+    EXPECT_EQ(dx_amax[0], LargestMagnitude(dx.ToValues(), before));
+  }
+}
+
+TEST(SwiGluTest, WithAmaxMatchesADoubleReference) {
+  for (const Kind& kind : test::kKinds) {
+    for (const SwiGluKind glu : {SwiGluKind::kFused, SwiGluKind::kEager}) {
+      for (const bool with_bias : {false, true}) {
+        for (const auto& [rows, width] : {std::pair<int64_t, int64_t>{0, 16}, {1, 1}, {1, 8}, {7, 19}, {3, 264}, {65, 33}}) {
+          CheckWithAmax(kind, glu, with_bias, rows, width);
+        }
+      }
+    }
+  }
+}
+
+TEST(SwiGluTest, AmaxPassesOverNan) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    Values x = test::RandomValues(kRows * 2 * kWidth, 1, 4.0), dy = test::RandomValues(kRows * kWidth, 3);
+    x[5] = x[2 * kWidth + kWidth + 3] = dy[4 * kWidth] = NAN;
+    const Owned x_data(dtype, {kRows, 2 * kWidth}, x), dy_data(dtype, {kRows, kWidth}, dy), y(dtype, {kRows, kWidth}),
+        dx(dtype, {kRows, 2 * kWidth}), amax(DType::kF32, {1}), dx_amax(DType::kF32, {1});
+    SwiGluForwardWithAmax({}, x_data, {}, SwiGluKind::kFused, dtype, y, amax);
+    SwiGluBackwardWithAmax({}, dy_data, x_data, {}, SwiGluKind::kFused, dtype, dx, dx_amax);
+    EXPECT_TRUE(std::isnan(y[5]) && std::isnan(y[kWidth + 3]) && std::isnan(dx[5]));
+    EXPECT_EQ(amax[0], LargestMagnitude(y.ToValues(), 0));  // std::max leaves its first argument beside NaN.
+    EXPECT_EQ(dx_amax[0], LargestMagnitude(dx.ToValues(), 0));
+    EXPECT_GT(amax[0], 0.0);
+    EXPECT_GT(dx_amax[0], 0.0);
   }
 }
 

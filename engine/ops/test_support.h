@@ -37,6 +37,14 @@ inline Values RandomValues(int64_t count, uint32_t seed, double scale = 1.0, DTy
   return values;
 }
 
+// Magnitudes over twice as many binary orders, up to 2^orders, of either sign.
+inline Values SpreadValues(int64_t count, uint32_t seed, double orders) {
+  Values values = RandomValues(count, seed, orders, DType::kF32);
+  const Values signs = RandomValues(count, seed + 1);
+  for (int64_t i = 0; i < count; ++i) values[i] = RoundTo(DType::kF32, std::copysign(std::exp2(values[i]), signs[i]));
+  return values;
+}
+
 class Owned {
  public:
   Owned(DType dtype, const Shape& shape) : memory_(new std::byte[shape.NumElements() * SizeOf(dtype) + 64]()) {

@@ -1,5 +1,8 @@
 #include "engine/ops/vocab_cross_entropy.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "engine/ops/test_support.h"
 
 namespace mbridge {
@@ -15,30 +18,80 @@ struct Outcome {
   Values loss, gradient;
 };
 
-Outcome RunTiles(const Values& logits, const Values& labels, const Values& weights, const Kind& kind, DType gradient_precision) {
-  const Owned maximum(DType::kF32, {kRows}), sum(DType::kF32, {kRows}), predicted(DType::kF32, {kRows}),
-      loss(DType::kF32, {kRows});
-  const Owned label(DType::kI32, {kRows}, labels), weight(DType::kF32, {kRows}, weights),
-      kept(kind.precision, {kRows, kVocabulary});
-  Owned tile(kind.storage, {kRows, kStride});
-  const CrossEntropyState state{maximum, sum, predicted};
-  CrossEntropyBegin({}, state);
-  for (int64_t first = 0; first < kVocabulary; first += kTile) {
-    const int64_t n = std::min(kTile, kVocabulary - first);
-    for (int64_t i = 0; i < kRows; ++i) {
-      for (int64_t j = 0; j < n; ++j) tile.Set(i * kStride + j, logits[i * kVocabulary + first + j]);
-    }
-    CrossEntropyFold({}, tile, first, n, label, kind.precision, state, kept);
+// Columns [begin, end) of the vocabulary, as one rank of several holds them, and its state.
+class Part {
+ public:
+  Part(int64_t begin, int64_t end, const Values& labels, const Kind& kind)
+      : begin_(begin),
+        size_(end - begin),
+        kind_(kind),
+        kept_(kind.precision, {kRows, size_}),
+        tile_(kind.storage, {kRows, kStride}) {
+    for (int64_t i = 0; i < kRows; ++i) label_.Set(i, labels[i] - static_cast<double>(begin));
   }
-  CrossEntropyLoss({}, state, loss);
+  CrossEntropyState state() const { return {maximum, sum, predicted}; }
+
+  void Fold(const Values& logits) {
+    CrossEntropyBegin({}, state());
+    for (int64_t first = 0; first < size_; first += kTile) {
+      const int64_t n = std::min(kTile, size_ - first);
+      for (int64_t i = 0; i < kRows; ++i) {
+        for (int64_t j = 0; j < n; ++j) tile_.Set(i * kStride + j, logits[i * kVocabulary + begin_ + first + j]);
+      }
+      CrossEntropyFold({}, tile_, first, n, label_, kind_.precision, state(), kept_);
+    }
+  }
+  void Gradients(const Owned& weight, DType gradient_precision, Values* gradient) const {
+    for (int64_t first = 0; first < size_; first += kTile) {
+      const int64_t n = std::min(kTile, size_ - first);
+      CrossEntropyGradient({}, kept_, first, n, label_, weight, state(), gradient_precision, tile_);
+      for (int64_t i = 0; i < kRows; ++i) {
+        for (int64_t j = 0; j < n; ++j) (*gradient)[i * kVocabulary + begin_ + first + j] = tile_[i * kStride + j];
+      }
+    }
+  }
+
+  Owned maximum{DType::kF32, {kRows}}, sum{DType::kF32, {kRows}}, predicted{DType::kF32, {kRows}};
+
+ private:
+  const int64_t begin_, size_;
+  const Kind kind_;
+  Owned label_{DType::kI32, {kRows}}, kept_, tile_;
+};
+
+// As ranks join the states of their parts.
+void Join(std::vector<Part>* parts) {
+  Owned largest(DType::kF32, {kRows});
+  Values sum(kRows), predicted(kRows);
+  for (int64_t i = 0; i < kRows; ++i) {
+    largest.Set(i, std::max_element(parts->begin(), parts->end(), [i](const Part& a, const Part& b) {
+                     return a.maximum[i] < b.maximum[i];
+                   })->maximum[i]);
+  }
+  for (const Part& part : *parts) {
+    CrossEntropyRescale({}, part.state(), largest);
+    EXPECT_EQ(part.maximum.ToValues(), largest.ToValues());
+    for (int64_t i = 0; i < kRows; ++i) sum[i] += part.sum[i], predicted[i] += part.predicted[i];
+  }
+  for (Part& part : *parts) {
+    for (int64_t i = 0; i < kRows; ++i) part.sum.Set(i, sum[i]), part.predicted.Set(i, predicted[i]);
+  }
+}
+
+// `ends`: of the parts of the vocabulary.
+Outcome RunTiles(const Values& logits, const Values& labels, const Values& weights, const Kind& kind, DType gradient_precision,
+                 const std::vector<int64_t>& ends = {kVocabulary}) {
+  const Owned weight(DType::kF32, {kRows}, weights), loss(DType::kF32, {kRows});
+  std::vector<Part> parts;
+  int64_t begin = 0;
+  for (const int64_t end : ends) {
+    parts.emplace_back(begin, end, labels, kind).Fold(logits);
+    begin = end;
+  }
+  if (parts.size() > 1) Join(&parts);
+  CrossEntropyLoss({}, parts.back().state(), loss);
   Outcome run{loss.ToValues(), Values(kRows * kVocabulary)};
-  for (int64_t first = 0; first < kVocabulary; first += kTile) {
-    const int64_t n = std::min(kTile, kVocabulary - first);
-    CrossEntropyGradient({}, kept, first, n, label, weight, state, gradient_precision, tile);
-    for (int64_t i = 0; i < kRows; ++i) {
-      for (int64_t j = 0; j < n; ++j) run.gradient[i * kVocabulary + first + j] = tile[i * kStride + j];
-    }
-  }
+  for (const Part& part : parts) part.Gradients(weight, gradient_precision, &run.gradient);
   return run;
 }
 
@@ -57,9 +110,40 @@ TEST(VocabCrossEntropyTest, AgainstDoublePrecision) {
         expected_gradient[i * kVocabulary + j] = (p - (j == labels[i] ? 1 : 0)) * weights[i];
       }
     }
-    const Outcome run = RunTiles(raw, labels, weights, kind, kind.precision);
-    test::ExpectNear(run.loss, expected_loss, 1e-6, 1e-6);
-    test::ExpectNear(run.gradient, expected_gradient, kind.epsilon(), 1e-7);
+    for (const std::vector<int64_t>& ends : {std::vector<int64_t>{kVocabulary}, {37, 38, kVocabulary}, {1, 64, kVocabulary}}) {
+      const Outcome run = RunTiles(raw, labels, weights, kind, kind.precision, ends);
+      test::ExpectNear(run.loss, expected_loss, 1e-6, 1e-6);
+      test::ExpectNear(run.gradient, expected_gradient, kind.epsilon(), 1e-7);
+    }
+  }
+}
+
+TEST(VocabCrossEntropyTest, RescaleMatchesADoubleReference) {
+  for (const int64_t rows : {0, 1, 5, 257}) {
+    Values maximum = test::RandomValues(rows, 1, 20.0, DType::kF32), sum = test::RandomValues(rows, 2, 50.0, DType::kF32),
+           largest = test::RandomValues(rows, 3, 20.0, DType::kF32);
+    const Values predicted = test::RandomValues(rows, 4, 20.0, DType::kF32);
+    for (int64_t i = 0; i < rows; ++i) {
+      sum[i] = std::fabs(sum[i]) + 0.5;
+      largest[i] = i % 3 == 1 ? maximum[i] : std::max(maximum[i], largest[i]);
+      if (i % 5 == 2) maximum[i] = -INFINITY, sum[i] = 0;  // Nothing folded in yet, here
+      if (i % 10 == 2) largest[i] = -INFINITY;             // or in any part.
+      if (i % 5 == 3) maximum[i] = -30000, largest[i] = 30000;
+    }
+    const Owned maximum_data(DType::kF32, {rows}, maximum), sum_data(DType::kF32, {rows}, sum),
+        predicted_data(DType::kF32, {rows}, predicted), largest_data(DType::kF32, {rows}, largest);
+    CrossEntropyRescale({}, {maximum_data, sum_data, predicted_data}, largest_data);
+    EXPECT_EQ(maximum_data.ToValues(), largest);
+    EXPECT_EQ(predicted_data.ToValues(), predicted);
+    for (int64_t i = 0; i < rows; ++i) {
+      const bool moved = maximum[i] != largest[i];
+      const double distance = moved ? largest[i] - maximum[i] : 0;
+      const double expected = test::RoundTo(DType::kF32, sum[i]) * std::exp(-distance);
+      // Half a step of F32 in the difference of the maxima, and a few in the exponential and the product; the CPU twin's
+      // exponential ends at exp(-87.3) = 1.216e-38.
+      const double error = moved && distance < 100 ? (distance + 4) * 0x1p-24 * expected : moved ? sum[i] * 1.22e-38 : 0;
+      EXPECT_NEAR(sum_data[i], expected, error) << i << " of " << rows;
+    }
   }
 }
 

@@ -5,20 +5,12 @@
 namespace mbridge::test {
 namespace {
 
-// Values over many binary orders.
-Values Spread(int64_t count, uint32_t seed) {
-  Values values = RandomValues(count, seed, 8.0, DType::kF32);
-  const Values signs = RandomValues(count, seed + 1);
-  for (int64_t i = 0; i < count; ++i) values[i] = std::copysign(std::exp2(values[i]), signs[i]);
-  return values;
-}
-
 TEST(BlockQuantizeCuda, SmallCopiesEqualTheCpuTwins) {
   MB_NEEDS_GPU();
   const Gpu gpu;
   constexpr int64_t kRows = 144, kCols = 208;  // The last blocks end early.
   for (const DType dtype : {DType::kBF16, DType::kF32, DType::kF16}) {
-    const Owned x(dtype, {kRows, kCols}, Spread(kRows * kCols, 1)), amax(DType::kF32, {1}, {256});
+    const Owned x(dtype, {kRows, kCols}, SpreadValues(kRows * kCols, 1, 8)), amax(DType::kF32, {1}, {256});
     const OnGpu x_gpu(x), amax_gpu(amax);
     for (const BlockFormat format : {BlockFormat::kFp8, BlockFormat::kMxfp8, BlockFormat::kNvfp4}) {
       for (int flags = 0; flags < 8; ++flags) {

@@ -5,13 +5,8 @@
 namespace mbridge::test {
 namespace {
 
-// Values over many binary orders, some beyond the formats' ends.
-Values Spread(int64_t count, uint32_t seed) {
-  Values values = RandomValues(count, seed, 12.0, DType::kF32);
-  const Values signs = RandomValues(count, seed + 1);
-  for (int64_t i = 0; i < count; ++i) values[i] = std::copysign(std::exp2(values[i]), signs[i]);
-  return values;
-}
+// Some values are beyond the formats' ends.
+constexpr double kOrders = 12;
 
 TEST(Fp8Cuda, SmallCopiesEqualTheCpuTwins) {
   MB_NEEDS_GPU();
@@ -19,7 +14,7 @@ TEST(Fp8Cuda, SmallCopiesEqualTheCpuTwins) {
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{16, 16}, {48, 272}, {144, 112}, {256, 128}}) {
     for (const DType dtype : {DType::kBF16, DType::kF32, DType::kF16}) {
       for (const Fp8Format format : {Fp8Format::kE4M3, Fp8Format::kE5M2}) {
-        const Owned x(dtype, {rows, cols}, Spread(rows * cols, 1)), scale(DType::kF32, {1}, {0.75}),
+        const Owned x(dtype, {rows, cols}, SpreadValues(rows * cols, 1, kOrders)), scale(DType::kF32, {1}, {0.75}),
             amax(DType::kF32, {1}, {0.5});
         const Owned rowwise(DType::kU8, {rows, cols}), columnwise(DType::kU8, {cols, rows});
         Fp8Quantize.cpu({}, x, scale, format, rowwise, columnwise, amax);
@@ -48,7 +43,7 @@ TEST(Fp8Cuda, SmallCopiesEqualTheCpuTwins) {
 TEST(Fp8Cuda, SmallScalesEqualTheCpuTwins) {
   MB_NEEDS_GPU();
   const Gpu gpu;
-  Values maxima = Spread(5 * 300, 4);
+  Values maxima = SpreadValues(5 * 300, 4, kOrders);
   for (double& x : maxima) x = std::fabs(x);
   maxima[1] = 0, maxima[2] = INFINITY, maxima[3] = 1e-38;
   for (const Fp8ScaleOptions& options : {Fp8ScaleOptions{}, {.format = Fp8Format::kE5M2, .margin = 2}, {.power_of_two = true}}) {
@@ -112,7 +107,7 @@ TEST(Fp8Cuda, SmallBlockwiseCopiesEqualTheCpuTwins) {
     for (const DType dtype : {DType::kBF16, DType::kF16}) {
       for (const bool squares : {false, true}) {
         for (const Fp8Format format : {Fp8Format::kE4M3, Fp8Format::kE5M2}) {
-          Values values = Spread(rows * cols, 5);
+          Values values = SpreadValues(rows * cols, 5, kOrders);
           std::fill_n(values.begin(), 128, 0.0);
           const Owned x(dtype, {rows, cols}, values);
           const Fp8Scaling scaling = squares ? Fp8Scaling::kSquares : Fp8Scaling::kVectors;

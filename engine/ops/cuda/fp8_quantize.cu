@@ -159,9 +159,11 @@ template <class Pointer> Pointer* DataOf(const Tensor& tensor) { return tensor.e
 void Quantize(const Context& context, const Tensor& x, const ScaleSource& scale, Fp8Format format, const Tensor& rowwise,
               const Tensor& columnwise, const Tensor& amax) {
   const int64_t rows = x.shape[0], cols = x.shape[1];
-  if (rows == 0 || cols == 0) return;
+  const bool nothing = rows == 0 || cols == 0;
+  if (nothing && scale.scales == nullptr) return;
   if (rows > int64_t{65535} * kTile) ThrowEngineError("8-bit copy of {} rows", rows);
-  const dim3 grid(static_cast<unsigned>((cols + kTile - 1) / kTile), static_cast<unsigned>((rows + kTile - 1) / kTile));
+  const auto tiles = [&](int64_t side) { return nothing ? 1u : static_cast<unsigned>((side + kTile - 1) / kTile); };
+  const dim3 grid(tiles(cols), tiles(rows));  // The scale of nothing is written too.
   WithType(x.dtype, [&]<class T>(T) {
     const auto kernel = format == Fp8Format::kE4M3 ? &QuantizeKernel<T, __NV_E4M3> : &QuantizeKernel<T, __NV_E5M2>;
     kernel<<<grid, kThreads, 0, StreamOf(context)>>>(static_cast<const T*>(x.data), scale, rows, cols, DataOf<uint8_t>(rowwise),

@@ -136,8 +136,7 @@ void ReferenceEnvironment::TearDown() {
   }
   if (GTEST_FLAG_GET(filter) != "*") return;
   for (const OperatorUse& use : uses_) {
-    const bool called = use.on_device + use.on_cpu + use.refused > 0;
-    EXPECT_EQ(use.on_device > 0, called) << use.name << " was called, but never ran on the device";
+    EXPECT_GT(use.on_device, 0) << use.name << " never ran on the device: no test calls it, or all its calls went elsewhere";
   }
 }
 

@@ -11,7 +11,7 @@ namespace mbridge::test {
 
 // Replaces the CPU twin of every operator that has a CUDA twin by what runs on `device`: the CUDA twin, or on the CPU the CPU
 // twin itself, which shows that operands survive the way there and back. At the end prints how often each operator ran there; a
-// run of all tests fails if one never did though it was called.
+// run of all tests fails if one never did.
 class ReferenceEnvironment : public testing::Environment {
  public:
   explicit ReferenceEnvironment(DeviceType device) : device_(device) {}
