@@ -213,6 +213,9 @@ TEST_F(AgentTest, AnEndWhileTheAgentIsAwayIsReportedAfterwards) {
   EXPECT_EQ(end.reason(), v1::REASON_RANK_CRASHED);
   EXPECT_EQ(end.signal(), SIGSEGV);
   EXPECT_THAT(end.detail(), AllOf(HasSubstr("signal 11"), HasSubstr("started")));
+
+  Run("j-2", "end=signal:9");  // Its log does not know of it.
+  EXPECT_EQ(WaitForEnds("j-2").at(0).detail(), "signal 9 (Killed)");
   EXPECT_EQ(coordinator_->View("j-1").records.size(), 20u);
 }
 

@@ -20,6 +20,18 @@ constexpr std::streamoff kLogTail = 400;
 
 std::string Text(const absl::Status& status) { return std::string(status.message()); }
 
+// Signals that others send: the rank's log does not know of them.
+bool IsSentByOthers(int signal) {
+  switch (signal) {
+    case SIGKILL:
+    case SIGTERM:
+    case SIGINT:
+    case SIGHUP:
+    case SIGQUIT: return true;
+    default: return false;
+  }
+}
+
 std::string DescribeEnd(int exit_code, int signal) {
   if (signal != 0) return fmt::format("signal {} ({})", signal, ::strsignal(signal));
   return fmt::format("exit code {}", exit_code);
@@ -168,7 +180,8 @@ void RankProcess::EndFromExit(const v1::ExitRecord& exit) {
     return End(cause_, fmt::format("its peers waited for it in vain: it was stopped or did not obey SIGTERM ({})", how));
   if (stopped) return End(cause_, explained ? own.detail() : how);
   if (explained) return End(own.reason(), own.detail());
-  End(exit.signal() != 0 ? v1::REASON_RANK_CRASHED : v1::REASON_RANK_EXITED_WITHOUT_REASON, WithLastLogLine(how));
+  End(exit.signal() != 0 ? v1::REASON_RANK_CRASHED : v1::REASON_RANK_EXITED_WITHOUT_REASON,
+      IsSentByOthers(exit.signal()) ? how : WithLastLogLine(how));
 }
 
 void RankProcess::End(v1::Reason reason, const std::string& detail) {
