@@ -1,7 +1,9 @@
 # MB_CUDA=AUTO|ON|OFF: sets MB_HAVE_CUDA, enables the language, and declares mb_cuda_runtime (the static cudart and the headers)
 # and mb_nccl. AUTO builds for the CPU alone where nvcc, cuBLASLt or NCCL is missing. MB_CUDA_STATE in the cache says what was
-# decided and why, for scripts: "yes: ..." or "no: ...".
+# decided and why, for scripts: "yes: ..." or "no: ...". MB_GPU_ARCHITECTURES is CMAKE_CUDA_ARCHITECTURES with native and all
+# resolved and commas between, for the program that refuses other GPUs.
 set(MB_HAVE_CUDA FALSE)
+set(MB_GPU_ARCHITECTURES "")
 set(state "no: MB_CUDA=OFF")
 if(NOT MB_CUDA STREQUAL OFF)
   include(CheckLanguage)
@@ -29,6 +31,15 @@ if(NOT MB_CUDA STREQUAL OFF)
   if(NOT missing)
     set(MB_HAVE_CUDA TRUE)
     set(state "yes: nvcc ${CMAKE_CUDA_COMPILER_VERSION}, NCCL in ${MB_NCCL}")
+    set(MB_GPU_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}")
+    foreach(word native all all-major)
+      string(TOUPPER "CMAKE_CUDA_ARCHITECTURES_${word}" resolved)
+      string(REPLACE "-" "_" resolved "${resolved}")
+      if(CMAKE_CUDA_ARCHITECTURES STREQUAL word)
+        set(MB_GPU_ARCHITECTURES "${${resolved}}")
+      endif()
+    endforeach()
+    string(REPLACE ";" "," MB_GPU_ARCHITECTURES "${MB_GPU_ARCHITECTURES}")
     set(CMAKE_CUDA_STANDARD 20)
     set(CMAKE_CUDA_STANDARD_REQUIRED ON)
     set(CMAKE_CUDA_EXTENSIONS OFF)

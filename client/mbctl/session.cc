@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <iostream>
 
@@ -35,6 +36,19 @@ void Session::Say(const std::string& line) {
   err << "mbctl: " << line << std::endl;
 }
 
+namespace {
+
+// Of a refusal. The table's words for OUT_OF_MEMORY are about a rank that ran.
+std::string NextStep(v1::Reason reason, const std::vector<FieldViolation>& violations) {
+  const bool lists = std::any_of(violations.begin(), violations.end(), [](const FieldViolation& violation) {
+    return violation.description.find("\n  ") != std::string::npos;
+  });
+  if (reason == v1::REASON_OUT_OF_MEMORY && lists) return "Nothing was started; take one of the lines above.";
+  return InfoOf(reason).help();
+}
+
+}  // namespace
+
 std::string DescribeError(const absl::Status& status) {
   const v1::Reason reason = ReasonOf(status);
   const auto violations = FieldViolationsOf(status);
@@ -53,7 +67,7 @@ std::string DescribeError(const absl::Status& status) {
   }
   if (reason != v1::REASON_UNSPECIFIED) {
     text += fmt::format("\nreason: {}", ReasonName(reason));
-    if (!InfoOf(reason).help().empty()) text += fmt::format("\nnext: {}", InfoOf(reason).help());
+    if (const std::string next = NextStep(reason, violations); !next.empty()) text += fmt::format("\nnext: {}", next);
   } else if (status.code() == absl::StatusCode::kUnavailable) {
     text +=
         "\nnext: start a coordinator with `mbcoordinator --state-dir DIR`, or name its address with --server or "

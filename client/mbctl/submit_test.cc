@@ -94,6 +94,22 @@ TEST_F(Mbctl, RefusalShowsEachFieldReasonAndNextStep) {
                                 HasSubstr("next: The key does not exist; `mbctl recipe keys PATTERN`")));
 }
 
+TEST_F(Mbctl, ARefusalForMemoryPointsToWhatFits) {
+  const std::string fits =
+      "the GPUs of this node: a rank needs about 9 MiB. What fits:\n  train.micro_batch_size=1 (1 MiB a rank)";
+  std::string description = fits;
+  fake_.jobs.create = [&](const auto&, auto*) {
+    return ToGrpc(InvalidFields(v1::REASON_OUT_OF_MEMORY, {{"train.micro_batch_size", description}}));
+  };
+  fake_.Start();
+  const Result result = Run({"submit", "-r", "x"});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, AllOf(HasSubstr(fits + "\n"), HasSubstr("reason: OUT_OF_MEMORY"),
+                                HasSubstr("next: Nothing was started; take one of the lines above.")));
+  description = "a tensor needs 9 bytes of memory";
+  EXPECT_THAT(Run({"submit", "-r", "x"}).err, testing::Not(HasSubstr("lines above")));
+}
+
 TEST_F(Mbctl, EveryRefusalExitsWithItsReasonsCode) {
   fake_.Start();
   const auto* reasons = v1::Reason_descriptor();

@@ -44,7 +44,7 @@ Device* g_cuda = nullptr;
 Device& DeviceOf(DeviceType type) {
   static CpuDevice cpu;
   if (type == DeviceType::kCpu) return cpu;
-  if (g_cuda == nullptr) ThrowEngineError("this program was built without CUDA");
+  if (g_cuda == nullptr) ThrowEngineError("this program was built without CUDA: start mbrank-cuda, or train with --device cpu");
   return *g_cuda;
 }
 

@@ -30,7 +30,7 @@ class Device {
   virtual void Record(const Context& context, void* event) = 0;
   virtual void WaitFor(void* event) = 0;
   // The context of this process's calling thread: the first visible GPU with a stream and `workspace_bytes` of its own. Throws
-  // REASON_ENGINE_ERROR where there is no usable GPU.
+  // REASON_ENGINE_ERROR where there is no driver, no GPU, or none that this build has kernels for.
   virtual Context MakeContext(size_t workspace_bytes) = 0;
   // engine/core/side_stream.h's.
   virtual std::unique_ptr<SideStream> MakeSideStream(const Context& main, int slots) = 0;

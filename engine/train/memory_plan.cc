@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <tuple>
 #include <vector>
 
 #include "engine/comm/communicator.h"
@@ -56,6 +57,8 @@ struct Layout {
   unsigned changes = 0;  // Bits of those made.
   int64_t tensor_parallel = 1;
   int64_t growth = 1;  // As many times the data-parallel ranks, the optimizer sharded over them.
+  int64_t ranks = 1;
+  bool too_many_ranks = false;  // For the GPUs that are there.
   std::string text;
 };
 
@@ -71,10 +74,35 @@ int64_t NeedOf(const v1::ResolvedConfig& resolved, DeviceType device) {
   }
 }
 
-std::string TextOf(int ranks, int ranks_before, const Lines& overrides, int64_t need) {
-  std::string text = ranks == ranks_before ? "" : fmt::format("--ranks {}", ranks);
+std::string TextOf(const Layout& layout, int ranks_before, const Lines& overrides, int64_t need, int gpus) {
+  std::string text = layout.ranks == ranks_before ? "" : fmt::format("--ranks {}", layout.ranks);
   for (const std::string& line : overrides) text += (text.empty() ? "" : " ") + line;
-  return fmt::format("{} ({} MiB a rank)", text, need >> 20);
+  const std::string lacking =
+      layout.too_many_ranks ? fmt::format("; needs {} GPUs, {} {} here", layout.ranks, gpus, gpus == 1 ? "is" : "are") : "";
+  return fmt::format("{} ({} MiB a rank{})", text, need >> 20, lacking);
+}
+
+// All that is tried, in the order of its interest: those that can run first, then those with few changes.
+std::vector<Layout> LayoutsToTry(size_t changes, int64_t tensor, int64_t ranks, int gpus) {
+  std::vector<Layout> tried;
+  const auto add = [&](unsigned bits, int64_t size, int64_t growth) {
+    Layout layout{.changes = bits, .tensor_parallel = size, .growth = growth, .ranks = ranks * growth, .text = ""};
+    if (size > tensor) layout.ranks = (ranks + size - 1) / size * size;
+    layout.too_many_ranks = gpus > 0 && layout.ranks > gpus;
+    tried.push_back(layout);
+  };
+  for (unsigned bits = 0; bits < 1u << changes; ++bits) {
+    for (int64_t size = tensor; size <= std::max<int64_t>(8, tensor); size *= 2) add(bits, size, 1);
+    for (const int64_t growth : {2, 4, 8}) add(bits, tensor, growth);
+  }
+  std::stable_sort(tried.begin(), tried.end(), [tensor](const Layout& a, const Layout& b) {
+    const auto weight = [tensor](const Layout& l) {
+      return std::popcount(l.changes) + (l.tensor_parallel > tensor || l.growth > 1 ? 1 : 0);
+    };
+    return std::tuple(a.too_many_ranks, weight(a), a.tensor_parallel * a.growth) <
+           std::tuple(b.too_many_ranks, weight(b), b.tensor_parallel * b.growth);
+  });
+  return tried;
 }
 
 // Bytes of the experts' weights, gradients and optimizer state.
@@ -116,48 +144,33 @@ v1::MemoryEstimate PlanMemory(const TrainingPlan& plan) {
 }
 
 std::vector<std::string> LayoutsThatFit(const v1::ResolvedConfig& resolved, const LayoutResolver& resolve, DeviceType device,
-                                        int64_t available) {
+                                        const MemoryPlace& place) {
   constexpr size_t kShown = 5;
   const v1::ConfigContainer& config = resolved.config();
   const std::vector<Lines> changes = ChangesFor(config, std::max(1, resolved.data_parallel_size()));
   const int64_t tensor = std::max<int64_t>(1, config.model().tensor_model_parallel_size());
-  std::vector<Layout> tried;
-  for (unsigned bits = 0; bits < 1u << changes.size(); ++bits) {
-    for (int64_t size = tensor; size <= std::max<int64_t>(8, tensor); size *= 2) tried.push_back({bits, size, 1, ""});
-    for (const int64_t growth : {2, 4, 8}) tried.push_back({bits, tensor, growth, ""});
-  }
-  std::stable_sort(tried.begin(), tried.end(), [tensor](const Layout& a, const Layout& b) {
-    const auto weight = [tensor](const Layout& l) {
-      return std::popcount(l.changes) + (l.tensor_parallel > tensor || l.growth > 1 ? 1 : 0);
-    };
-    return std::pair(weight(a), a.tensor_parallel * a.growth) < std::pair(weight(b), b.tensor_parallel * b.growth);
-  });
+  const int64_t ranks = std::max<int64_t>(1, resolved.ranks());
   std::vector<Layout> found;
-  for (Layout& layout : tried) {
+  for (Layout& layout : LayoutsToTry(changes.size(), tensor, ranks, place.gpus)) {
     const bool more_than_needed = std::any_of(found.begin(), found.end(), [&](const Layout& smaller) {
       return (smaller.changes & layout.changes) == smaller.changes && smaller.tensor_parallel <= layout.tensor_parallel &&
              smaller.growth <= layout.growth;
     });
     if (more_than_needed || found.size() == kShown) continue;
     Lines overrides;
-    int64_t ranks = std::max<int64_t>(1, resolved.ranks());
     if (layout.tensor_parallel > tensor) {
       overrides = {fmt::format("model.tensor_model_parallel_size={}", layout.tensor_parallel), "model.sequence_parallel=true"};
-      ranks = (ranks + layout.tensor_parallel - 1) / layout.tensor_parallel * layout.tensor_parallel;
     }
-    if (layout.growth > 1) {
-      ranks *= layout.growth;
-      if (!config.ddp().use_distributed_optimizer()) overrides.emplace_back(kSharded);
-    }
+    if (layout.growth > 1 && !config.ddp().use_distributed_optimizer()) overrides.emplace_back(kSharded);
     for (size_t i = 0; i < changes.size(); ++i) {
       if (layout.growth > 1 && changes[i].front() == kSharded) continue;
       if ((layout.changes >> i & 1) != 0) overrides.insert(overrides.end(), changes[i].begin(), changes[i].end());
     }
-    const absl::StatusOr<v1::ResolvedConfig> changed = resolve(overrides, static_cast<int>(ranks));
+    const absl::StatusOr<v1::ResolvedConfig> changed = resolve(overrides, static_cast<int>(layout.ranks));
     if (!changed.ok()) continue;
     const int64_t need = NeedOf(*changed, device);
-    if (need < 0 || need > available) continue;
-    layout.text = TextOf(static_cast<int>(ranks), resolved.ranks(), overrides, need);
+    if (need < 0 || need > place.bytes) continue;
+    layout.text = TextOf(layout, resolved.ranks(), overrides, need, place.gpus);
     found.push_back(layout);
   }
   Lines lines;
@@ -177,14 +190,14 @@ std::vector<std::string> LayoutsThatFit(const v1::ResolvedConfig& resolved, cons
 }
 
 std::string WhyTooLarge(const v1::ResolvedConfig& resolved, const LayoutResolver& resolve, const TrainingPlan& plan,
-                        int64_t available) {
+                        const MemoryPlace& place) {
   const v1::MemoryEstimate memory = PlanMemory(plan);
-  if (available <= 0 || TotalBytes(memory) <= available) return "";
+  if (place.bytes <= 0 || TotalBytes(memory) <= place.bytes) return "";
   std::string text = fmt::format("a rank needs about {} MiB of memory, {} MiB are there ({})", TotalBytes(memory) >> 20,
-                                 available >> 20, MemoryLine(memory));
+                                 place.bytes >> 20, MemoryLine(memory));
   if (plan.model.num_moe_experts > 0) text += fmt::format("; its experts alone take {} MiB", ExpertBytes(plan, memory) >> 20);
   text += ". What fits:";
-  for (const std::string& line : LayoutsThatFit(resolved, resolve, plan.device, available)) text += "\n  " + line;
+  for (const std::string& line : LayoutsThatFit(resolved, resolve, plan.device, place)) text += "\n  " + line;
   return text;
 }
 

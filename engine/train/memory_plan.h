@@ -20,14 +20,21 @@ v1::MemoryEstimate PlanMemory(const TrainingPlan& plan);
 // submit.
 using LayoutResolver = std::function<absl::StatusOr<v1::ResolvedConfig>(const std::vector<std::string>& overrides, int ranks)>;
 
-// The layouts that need at most `available` bytes a rank, found among changes of micro batch, recomputation, optimizer and tensor
-// parallelism that `resolve` accepts: a line for each, with its keys and its need, and a last line on experts where there are. Up
-// to five, those nearest to the configuration first; at least one line, which says so if there is none.
-std::vector<std::string> LayoutsThatFit(const v1::ResolvedConfig& resolved, const LayoutResolver& resolve, DeviceType device,
-                                        int64_t available);
+// What there is for the ranks of a job.
+struct MemoryPlace {
+  int64_t bytes = 0;  // A rank can have; 0: not known.
+  int gpus = 0;       // That a job can get; 0: not known, or ranks on CPUs.
+};
 
-// Empty if the plan needs at most `available` bytes. Else what it needs, what there is, and the layouts that fit.
+// The layouts that need at most `place.bytes` bytes a rank, found among changes of micro batch, recomputation, optimizer and
+// tensor parallelism that `resolve` accepts: a line for each, with its keys and its need, and a last line on experts where there
+// are. Up to five, those nearest to the configuration first, but after them those with more ranks than `place` has GPUs, which
+// say so; at least one line, which says so if there is none.
+std::vector<std::string> LayoutsThatFit(const v1::ResolvedConfig& resolved, const LayoutResolver& resolve, DeviceType device,
+                                        const MemoryPlace& place);
+
+// Empty if the plan needs at most `place.bytes` bytes. Else what it needs, what there is, and the layouts that fit.
 std::string WhyTooLarge(const v1::ResolvedConfig& resolved, const LayoutResolver& resolve, const TrainingPlan& plan,
-                        int64_t available);
+                        const MemoryPlace& place);
 
 }  // namespace mbridge

@@ -226,14 +226,14 @@ TEST(MemoryPlanTest, SaysWhatFits) {
   const v1::ResolvedConfig resolved = Resolved("llama3_8b", overrides, 1, v1::DEVICE_CUDA);
   const TrainingPlan plan = PlanOf(resolved, DeviceType::kCuda);
   const int64_t h200 = int64_t{143771} << 20;
-  EXPECT_EQ(WhyTooLarge(resolved, Submitted(resolved), plan, int64_t{1} << 40), "");
-  const std::string why = WhyTooLarge(resolved, Submitted(resolved), plan, h200);
+  EXPECT_EQ(WhyTooLarge(resolved, Submitted(resolved), plan, {int64_t{1} << 40}), "");
+  const std::string why = WhyTooLarge(resolved, Submitted(resolved), plan, {h200});
   EXPECT_THAT(why, AllOf(HasSubstr("143771 MiB"), HasSubstr("main gradients"), HasSubstr("What fits:")));
-  const std::vector<std::string> layouts = LayoutsThatFit(resolved, Submitted(resolved), DeviceType::kCuda, h200);
+  const std::vector<std::string> layouts = LayoutsThatFit(resolved, Submitted(resolved), DeviceType::kCuda, {h200});
   EXPECT_THAT(layouts, Contains(HasSubstr("--ranks 2 model.tensor_model_parallel_size=2 model.sequence_parallel=true")));
   EXPECT_THAT(layouts, Contains(HasSubstr("optimizer.exp_avg_dtype=bf16")));
   EXPECT_THAT(layouts, Contains(HasSubstr("--ranks 2 train.micro_batch_size=1 (")));  // Its optimizer is sharded already.
-  EXPECT_THAT(LayoutsThatFit(resolved, Submitted(resolved), DeviceType::kCuda, int64_t{1} << 30),
+  EXPECT_THAT(LayoutsThatFit(resolved, Submitted(resolved), DeviceType::kCuda, {int64_t{1} << 30}),
               testing::ElementsAre(HasSubstr("smaller model")));
   g_flash_attention_backend = nullptr;
 }
@@ -258,6 +258,37 @@ Proposal Parse(const std::string& line, int ranks) {
   }
   proposal.mebibytes = std::stoll(line.substr(line.rfind('(') + 1));
   return proposal;
+}
+
+// Lines that nobody here can start come last and say so.
+TEST(MemoryPlanTest, ProposesFirstWhatTheGpusThatAreThereCanRun) {
+  const Overrides overrides = {"train.micro_batch_size=2",          "train.global_batch_size=16",    "model.seq_length=8192",
+                               "dataset.seq_length=8192",           "model.context_parallel_size=1", "model.vocab_size=128256",
+                               "model.tensor_model_parallel_size=1"};
+  g_flash_attention_backend = [] { return std::string(); };
+  const v1::ResolvedConfig resolved = Resolved("llama3_8b", overrides, 1, v1::DEVICE_CUDA);
+  const auto layouts = [&](int gpus) {
+    return LayoutsThatFit(resolved, Submitted(resolved), DeviceType::kCuda, {int64_t{143155} << 20, gpus});
+  };
+  for (const int gpus : {1, 2}) {
+    int runnable = 0, lacking = 0;
+    for (const std::string& line : layouts(gpus)) {
+      const int ranks = Parse(line, 1).ranks;
+      if (ranks > gpus) {
+        ++lacking;
+        EXPECT_THAT(line,
+                    HasSubstr(fmt::format(" MiB a rank; needs {} GPUs, {} {} here)", ranks, gpus, gpus == 1 ? "is" : "are")));
+      } else {
+        ++runnable;
+        EXPECT_EQ(lacking, 0) << line;
+        EXPECT_THAT(line, HasSubstr(" MiB a rank)"));
+      }
+    }
+    EXPECT_GT(runnable, 0) << gpus;
+    if (gpus == 1) EXPECT_GT(lacking, 0);
+  }
+  for (const std::string& line : layouts(0)) EXPECT_THAT(line, HasSubstr(" MiB a rank)"));
+  g_flash_attention_backend = nullptr;
 }
 
 // Each line, typed as it stands behind the command that was refused, is accepted and fits.
@@ -291,7 +322,7 @@ TEST(MemoryPlanTest, WhatItProposesIsAccepted) {
     const v1::ResolvedConfig resolved = Resolved(test.recipe, test.overrides, test.ranks, v1::DEVICE_CUDA);
     const int64_t available = test.gibibytes << 30;
     EXPECT_GT(TotalBytes(PlanMemory(PlanOf(resolved, DeviceType::kCuda))), available);
-    std::vector<std::string> layouts = LayoutsThatFit(resolved, Submitted(resolved), DeviceType::kCuda, available);
+    std::vector<std::string> layouts = LayoutsThatFit(resolved, Submitted(resolved), DeviceType::kCuda, {available});
     if (resolved.config().model().num_moe_experts() > 0) {
       EXPECT_THAT(layouts.back(), AllOf(HasSubstr("tensor-parallel ranks a part of each"), HasSubstr("not in this version")));
       layouts.pop_back();
@@ -312,7 +343,7 @@ TEST(MemoryPlanTest, WhatItProposesIsAccepted) {
 
 TEST(MemoryPlanTest, SaysThatExpertsDoNotFit) {
   const v1::ResolvedConfig experts = Resolved("deepseek_v2_lite", {"model.expert_model_parallel_size=1"}, 1, v1::DEVICE_CUDA);
-  const std::string why = WhyTooLarge(experts, Submitted(experts), PlanOf(experts, DeviceType::kCuda), int64_t{143771} << 20);
+  const std::string why = WhyTooLarge(experts, Submitted(experts), PlanOf(experts, DeviceType::kCuda), {int64_t{143771} << 20});
   // 26 layers of 64 experts of 3 * 2048 * 1408 weights, each with 2 bytes of its own, 4 of its gradient and 12 of its state.
   const int64_t bytes = int64_t{26} * 64 * 3 * 2048 * 1408 * 18;
   const std::string::size_type said = why.find("its experts alone take ");

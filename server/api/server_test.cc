@@ -10,6 +10,7 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <mutex>
 #include <thread>
 
 #include "mbridge/v1/admin_service.grpc.pb.h"
@@ -65,8 +66,8 @@ v1::Reason ReasonOf(const grpc::Status& status) {
 // Runs every attempt for `steps` steps, one a Sync, then ends it. Answers preflights with `problems`.
 class AgentThread {
  public:
-  AgentThread(const std::shared_ptr<grpc::Channel>& channel, int64_t steps)
-      : stub_(v1::AgentService::NewStub(channel)), steps_(steps) {
+  AgentThread(const std::shared_ptr<grpc::Channel>& channel, int64_t steps, std::vector<v1::Gpu> gpus = {})
+      : stub_(v1::AgentService::NewStub(channel)), steps_(steps), gpus_(std::move(gpus)) {
     thread_ = std::thread([this] { Run(); });
   }
   ~AgentThread() {
@@ -75,6 +76,10 @@ class AgentThread {
   }
   std::vector<v1::PreflightProblem> problems;  // Set before the first submit.
   std::atomic<bool> ended{false};              // Got a ShutdownTask.
+  v1::RankSpec LastPreflight() {
+    std::lock_guard lock(mutex_);
+    return last_preflight_;
+  }
 
  private:
   struct Attempt {
@@ -88,6 +93,7 @@ class AgentThread {
     request.set_node_id("node-t");
     request.mutable_inventory()->set_cpu_cores(4);
     request.mutable_inventory()->set_hostname("testhost");
+    for (const v1::Gpu& gpu : gpus_) *request.mutable_inventory()->add_gpus() = gpu;
     request.set_wait_ms(100);
     while (!stop_) {
       FillAttempts(&request);
@@ -154,11 +160,18 @@ class AgentThread {
     result->set_task_id(task.task_id());
     result->set_ok(true);
     if (task.has_shutdown()) ended = true;
+    if (task.has_preflight()) {
+      std::lock_guard lock(mutex_);
+      last_preflight_ = task.preflight().spec();
+    }
     for (const auto& problem : problems) *result->mutable_preflight()->add_problems() = problem;
   }
 
   std::unique_ptr<v1::AgentService::Stub> stub_;
   const int64_t steps_;
+  const std::vector<v1::Gpu> gpus_;
+  std::mutex mutex_;
+  v1::RankSpec last_preflight_;
   std::map<std::pair<std::string, int32_t>, Attempt> attempts_;
   std::atomic<bool> stop_{false};
   std::thread thread_;
@@ -519,6 +532,26 @@ TEST_F(ServerTest, ProblemsOfThePreflightAreFieldViolations) {
   EXPECT_THAT(status.error_message(), HasSubstr("/data/x.idx"));
   agent_->problems.clear();
   EXPECT_TRUE(Create(Request("r-1"), &response).ok()) << "a refusal is not remembered";
+}
+
+TEST_F(ServerTest, ThePreflightLearnsOfTheGpus) {
+  std::vector<v1::Gpu> gpus(2);
+  for (int i = 0; i < 2; ++i) {
+    gpus[static_cast<size_t>(i)].set_uuid("GPU-" + std::to_string(i));
+    gpus[static_cast<size_t>(i)].set_compute_capability(90 - 10 * i);
+    gpus[static_cast<size_t>(i)].set_memory_bytes(1000 - 100 * i);
+  }
+  agent_ = std::make_unique<AgentThread>(channel_, 1, gpus);
+  v1::CreateJobRequest request = Request();
+  request.mutable_spec()->set_device(v1::DEVICE_CUDA);
+  MustCreate(request);
+  const v1::RankSpec spec = agent_->LastPreflight();
+  EXPECT_EQ(spec.device(), v1::DEVICE_CUDA);
+  EXPECT_EQ(spec.gpu_uuid(), "GPU-0");
+  EXPECT_EQ(spec.gpu().uuid(), "GPU-0");
+  EXPECT_EQ(spec.gpu().compute_capability(), 90);
+  EXPECT_EQ(spec.gpus(), 2);
+  EXPECT_EQ(spec.gpu_memory_bytes(), 900) << "of the smallest";
 }
 
 TEST_F(ServerTest, ASlowWatcherLosesProgressOnly) {

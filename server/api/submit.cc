@@ -381,12 +381,16 @@ void Submitter::Preflight(Draft draft, Answer answer) {
   }
   v1::NodeTask task;
   task.set_task_id(NewId("preflight-"));
-  *task.mutable_preflight()->mutable_spec() = MakeRankSpec(draft.job, attempt, attempt.placement(0), draft.job.resolved(),
-                                                           source ? &*source : nullptr, options_.build_id);
+  v1::RankSpec* const spec = task.mutable_preflight()->mutable_spec();
+  *spec = MakeRankSpec(draft.job, attempt, attempt.placement(0), draft.job.resolved(), source ? &*source : nullptr,
+                       options_.build_id);
+  spec->set_gpus(controller_->Gpus());
   int64_t smallest = 0;  // Memory of the node's GPUs; those of other nodes are checked by the ranks.
-  for (const v1::Gpu& gpu : node->inventory().gpus())
+  for (const v1::Gpu& gpu : node->inventory().gpus()) {
     smallest = smallest == 0 ? gpu.memory_bytes() : std::min<int64_t>(smallest, gpu.memory_bytes());
-  task.mutable_preflight()->mutable_spec()->set_gpu_memory_bytes(smallest);
+    if (gpu.uuid() == spec->gpu_uuid()) *spec->mutable_gpu() = gpu;
+  }
+  spec->set_gpu_memory_bytes(smallest);
   auto shared = std::make_shared<Draft>(std::move(draft));
   controller_->RunTask(
       node->node_id(), std::move(task), options_.preflight_timeout,

@@ -86,6 +86,8 @@ class Controller {
   absl::StatusOr<v1::Node> DrainNode(const std::string& node_id, bool drain, const std::string& reason);
   // "" where the connected nodes, idle, can hold the job or none is connected; else why not.
   std::string WhyNeverFits(int ranks, v1::Device device) const;
+  // GPUs of all nodes that take jobs, busy or not.
+  int Gpus() const;
   // The largest reachable node for the device, for a job's preflight; nullopt where there is none.
   std::optional<v1::Node> PreflightNode(v1::Device device) const;
   // Calls back once, with the result, DEADLINE_EXCEEDED, or UNAVAILABLE where the node is not reachable.

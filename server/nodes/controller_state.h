@@ -121,6 +121,7 @@ struct Controller::State {
   void SchedulePass();
   void Place(LiveJob& job, const struct Placement& placement);
   std::vector<struct NodeSlots> Slots() const;
+  int Gpus() const;
   absl::StatusOr<std::optional<v1::Checkpoint>> SourceOf(const v1::Job& job) const;
   std::vector<v1::RankSpec> SpecsFor(const LiveJob& job, const std::string& node_id) const;
   void CheckNodes();

@@ -155,8 +155,22 @@ std::vector<v1::RankSpec> Controller::State::SpecsFor(const LiveJob& job, const 
   for (const auto& place : attempt.placement()) {
     if (place.node_id() != node_id) continue;
     specs.push_back(MakeRankSpec(job.job, attempt, place, *resolved, source ? &*source : nullptr, options.build_id));
+    specs.back().set_gpus(Gpus());
   }
   return specs;
+}
+
+int Controller::State::Gpus() const {
+  int gpus = 0;
+  for (const auto& [node_id, node] : nodes) {
+    if (node.node.state() == v1::NODE_STATE_READY) gpus += node.node.inventory().gpus_size();
+  }
+  return gpus;
+}
+
+int Controller::Gpus() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->Gpus();
 }
 
 std::string Controller::WhyNeverFits(int ranks, v1::Device device) const {

@@ -11,8 +11,9 @@ namespace mbridge::agent {
 // `cpu_slots` > 0 replaces the number of cores. Facts that the kernel does not tell stay unset.
 v1::NodeInventory ReadInventory(int cpu_slots);
 
-// GPUs by NVML, loaded at run time; none where there is no driver. CUDA_VISIBLE_DEVICES (indices or UUIDs) is honoured.
-void ReadGpus(v1::NodeInventory* inventory);
+// GPUs by NVML, loaded at run time as `library`; none, and a line in the log, where there is no driver. CUDA_VISIBLE_DEVICES
+// (indices or UUIDs) is honoured; parts of GPUs (MIG) are not offered.
+void ReadGpus(v1::NodeInventory* inventory, const char* library = "libnvidia-ml.so.1");
 
 // The widest of AVX2, AVX512, AVX512-BF16 and AMX that `cpuinfo_flags` (the flags line of /proc/cpuinfo) names.
 std::string InstructionSet(const std::string& cpuinfo_flags);

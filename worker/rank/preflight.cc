@@ -11,6 +11,7 @@
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/core/file.h"
+#include "engine/core/gpu_architectures.h"
 #include "engine/data/gpt_data.h"
 #include "engine/train/training_plan.h"
 #include "proto/rpc/status_details.h"
@@ -84,6 +85,13 @@ void CheckCheckpoint(const v1::RankSpec& spec, const TrainingPlan& plan, v1::Pre
   if (!spec.load_weights_only()) CheckOrder(spec, plan, *meta, result);
 }
 
+// Before the GPU is taken: its first kernel would end the job.
+void CheckGpu(const v1::RankSpec& spec, v1::PreflightResult* result) {
+  if (spec.device() != v1::DEVICE_CUDA) return;
+  const std::string why = WhyNoKernels(spec.gpu().name(), spec.gpu().compute_capability(), BuiltGpuArchitectures());
+  if (!why.empty()) AddProblem(result, v1::REASON_NOT_ENOUGH_RESOURCES, "spec.device", why);
+}
+
 void CheckMemory(const v1::RankSpec& spec, const TrainingPlan& plan, v1::PreflightResult* result) {
   try {
     *result->mutable_memory() = PlanMemory(plan);
@@ -93,9 +101,10 @@ void CheckMemory(const v1::RankSpec& spec, const TrainingPlan& plan, v1::Preflig
   const int64_t free_memory = AvailableMemory();
   result->set_free_memory_bytes(free_memory);
   const bool cuda = plan.device == DeviceType::kCuda;
-  const int64_t available = cuda ? spec.gpu_memory_bytes() : free_memory / std::max(1, spec.world_size());
-  if (const std::string why = WhyTooLarge(spec.resolved(), LayoutResolverOf(spec), plan, available); !why.empty()) {
-    AddProblem(result, v1::REASON_OUT_OF_MEMORY, "train.micro_batch_size",
+  const MemoryPlace place =
+      cuda ? MemoryPlace{spec.gpu_memory_bytes(), spec.gpus()} : MemoryPlace{free_memory / std::max(1, spec.world_size()), 0};
+  if (const std::string why = WhyTooLarge(spec.resolved(), LayoutResolverOf(spec), plan, place); !why.empty()) {
+    AddProblem(result, v1::REASON_OUT_OF_MEMORY, plan.micro_batch_size > 1 ? "train.micro_batch_size" : "model",
                fmt::format("{} of this node: {}", cuda ? "the GPUs" : "the memory", why));
   }
 }
@@ -137,6 +146,7 @@ v1::PreflightResult CheckNode(const v1::RankSpec& spec) {
     AddProblems(plan.status(), "config", v1::REASON_INVALID_CONFIG, &result);
     return result;
   }
+  CheckGpu(spec, &result);
   CheckData(*plan, &result);
   CheckCheckpoint(spec, *plan, &result);
   CheckMemory(spec, *plan, &result);

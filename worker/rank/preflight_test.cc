@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "engine/core/gpu_architectures.h"
 #include "proto/rpc/status_details.h"
 #include "recipes/config/resolve.h"
 
@@ -91,7 +92,34 @@ TEST(PreflightTest, AJobThatDoesNotFitIsRefusedWithWhatDoes) {
       Spec({"model.num_layers=2", "model.seq_length=8192", "dataset.seq_length=8192"}, v1::DEVICE_CUDA, int64_t{2} << 30));
   ASSERT_EQ(result.problems_size(), 1) << result.DebugString();
   EXPECT_EQ(result.problems(0).reason(), v1::REASON_OUT_OF_MEMORY);
+  EXPECT_EQ(result.problems(0).field(), "train.micro_batch_size");
   EXPECT_THAT(result.problems(0).description(), AllOf(HasSubstr("What fits:"), HasSubstr("train.micro_batch_size=1")));
+}
+
+TEST(PreflightTest, AMicroBatchOfOneIsNotBlamedAndGpusThatAreMissingAreNamed) {
+  v1::RankSpec spec =
+      Spec({"model.num_layers=2", "model.seq_length=16384", "dataset.seq_length=16384", "train.micro_batch_size=1"},
+           v1::DEVICE_CUDA, int64_t{7} << 30);
+  spec.set_gpus(1);
+  const v1::PreflightResult result = CheckNode(spec);
+  ASSERT_EQ(result.problems_size(), 1) << result.DebugString();
+  EXPECT_EQ(result.problems(0).reason(), v1::REASON_OUT_OF_MEMORY);
+  EXPECT_EQ(result.problems(0).field(), "model");
+  EXPECT_THAT(result.problems(0).description(), HasSubstr(" GPUs, 1 is here)"));
+}
+
+TEST(PreflightTest, AGpuWithoutKernelsIsRefusedBeforeItIsTaken) {
+  if (BuiltGpuArchitectures().empty()) GTEST_SKIP() << "this build has no CUDA code";
+  v1::RankSpec spec = Spec({"model.num_layers=2"}, v1::DEVICE_CUDA, int64_t{40} << 30);
+  spec.mutable_gpu()->set_name("Tesla V100");
+  EXPECT_EQ(CheckNode(spec).problems_size(), 0);  // Its capability is not known.
+  spec.mutable_gpu()->set_compute_capability(70);
+  const v1::PreflightResult result = CheckNode(spec);
+  ASSERT_EQ(result.problems_size(), 1) << result.DebugString();
+  EXPECT_EQ(result.problems(0).reason(), v1::REASON_NOT_ENOUGH_RESOURCES);
+  EXPECT_EQ(result.problems(0).field(), "spec.device");
+  EXPECT_THAT(result.problems(0).description(),
+              AllOf(HasSubstr("Tesla V100 has compute capability 7.0; this build has kernels for"), HasSubstr("--device cpu")));
 }
 
 }  // namespace

@@ -73,7 +73,7 @@ std::string AfterOutOfGpuMemory(const v1::RankSpec& spec, const TrainingPlan& pl
       "{} MiB were there at the start. End what else uses this GPU (nvidia-smi lists it), or take a layout that needs less:",
       available >> 20);
   const int64_t less = std::min(planned, available) / 10 * 9;
-  for (const std::string& line : LayoutsThatFit(spec.resolved(), LayoutResolverOf(spec), plan.device, less))
+  for (const std::string& line : LayoutsThatFit(spec.resolved(), LayoutResolverOf(spec), plan.device, {less, spec.gpus()}))
     text += "\n  " + line;
   return text;
 }
@@ -186,7 +186,8 @@ v1::RankResult RunTraining(const v1::RankSpec& spec, const TrainingPlan& plan, c
       std::min(before.total_bytes, before.free_bytes + memory.runtime_bytes() + static_cast<int64_t>(kOperatorWorkspaceBytes));
   // A test that lets memory.check fail meets the real end of the memory.
   if (before.total_bytes > 0 && MB_FAILPOINT("memory.check") == 0) {
-    if (const std::string why = WhyTooLarge(spec.resolved(), LayoutResolverOf(spec), plan, available); !why.empty())
+    if (const std::string why = WhyTooLarge(spec.resolved(), LayoutResolverOf(spec), plan, {available, spec.gpus()});
+        !why.empty())
       throw EngineError(v1::REASON_OUT_OF_MEMORY, why);
   }
   const RunIdentity identity = MakeRunIdentity(spec);

@@ -41,6 +41,8 @@ v1::Reason ReasonOfNccl(ncclResult_t result, const std::string& detail) {
 }
 
 std::string NextStepOfNccl(ncclResult_t result, const std::string& detail) {
+  if (result == ncclInvalidUsage && Says(detail, {"Duplicate GPU"}))
+    return "; each rank needs a GPU of its own: start rank N of a machine with CUDA_VISIBLE_DEVICES=N";
   if (result != ncclSystemError) return "";
   if (Says(detail, {"/dev/shm", "shared memory", std::strerror(ENOSPC)}))
     return "; ranks of one machine share memory through /dev/shm: make it larger (of a container: --shm-size)";

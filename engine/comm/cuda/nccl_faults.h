@@ -15,7 +15,8 @@ namespace mbridge::cuda {
 // the detail says that memory was missing, PEER_LOST where it names a connection, else ENGINE_ERROR.
 v1::Reason ReasonOfNccl(ncclResult_t result, const std::string& detail);
 
-// What to do about an error of this process's surroundings, as a clause that begins with "; "; empty where that is not known.
+// What to do about an error of this process's surroundings or start, as a clause that begins with "; "; empty where that is not
+// known.
 std::string NextStepOfNccl(ncclResult_t result, const std::string& detail);
 
 }  // namespace mbridge::cuda

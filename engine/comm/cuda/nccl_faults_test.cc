@@ -47,5 +47,11 @@ TEST(NcclFaults, SaysWhatToDoAboutTheMachine) {
   EXPECT_THAT(NextStepOfNccl(ncclSystemError, ""), testing::HasSubstr("NCCL_DEBUG=INFO"));
 }
 
+TEST(NcclFaults, RanksOnOneGpuAreToldToTakeOneEach) {
+  EXPECT_THAT(NextStepOfNccl(ncclInvalidUsage, "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1b000"),
+              testing::HasSubstr("CUDA_VISIBLE_DEVICES=N"));
+  EXPECT_EQ(NextStepOfNccl(ncclInternalError, "Duplicate GPU detected"), "");
+}
+
 }  // namespace
 }  // namespace mbridge::cuda

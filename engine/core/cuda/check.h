@@ -19,6 +19,14 @@ std::string FreeMemoryText();
 // REASON_OUT_OF_MEMORY or REASON_ENGINE_ERROR, naming the call and CUDA's message.
 [[noreturn]] void ThrowCuda(cudaError_t error, const std::string& what);
 
+// Why the first GPU cannot be used, as a sentence that ends with what to do; empty for an error that says nothing about that.
+// `driver` and `runtime`: as cudaDriverGetVersion (0: no driver) and cudaRuntimeGetVersion say. `visible`: CUDA_VISIBLE_DEVICES,
+// null where it is not set.
+std::string WhyNoGpu(cudaError_t error, int driver, int runtime, const char* visible);
+
+// Throws REASON_ENGINE_ERROR with WhyNoGpu, or as ThrowCuda where that is empty.
+[[noreturn]] void ThrowNoGpu(cudaError_t error, const std::string& what);
+
 // Of a launch in `function`; of `file` the part below the repository's root is said.
 [[noreturn]] void ThrowLaunch(cudaError_t error, const char* file, int line, const char* function);
 

@@ -7,6 +7,7 @@
 namespace mbridge::cuda {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -32,6 +33,22 @@ TEST(CudaCheck, OtherErrorsAreTheEngines) {
   EXPECT_THAT(error.what(), HasSubstr("cudaErrorIllegalAddress"));
   EXPECT_THAT(error.what(), Not(HasSubstr("free")));
   EXPECT_NO_THROW(MB_CUDA(cudaSuccess));
+}
+
+TEST(CudaCheck, AMissingDriverOrGpuIsNamedWithTheNextStep) {
+  const std::string none = WhyNoGpu(cudaErrorInsufficientDriver, 0, 13000, nullptr);
+  EXPECT_THAT(none, AllOf(HasSubstr("no NVIDIA driver (libcuda.so.1)"), HasSubstr("CUDA 13.0"), HasSubstr("--device cpu")));
+  const std::string old = WhyNoGpu(cudaErrorInsufficientDriver, 12080, 13000, nullptr);
+  EXPECT_THAT(old, AllOf(HasSubstr("driver is for CUDA 12.8"), HasSubstr("CUDA 13.0"), HasSubstr("newer")));
+  EXPECT_THAT(WhyNoGpu(cudaErrorStubLibrary, 13000, 13000, nullptr), HasSubstr("LD_LIBRARY_PATH"));
+  EXPECT_THAT(WhyNoGpu(cudaErrorNoDevice, 13000, 13000, nullptr), HasSubstr("CUDA_VISIBLE_DEVICES is not set"));
+  EXPECT_THAT(WhyNoGpu(cudaErrorNoDevice, 13000, 13000, "7"), AllOf(HasSubstr("is '7'"), HasSubstr("nvidia-smi")));
+  EXPECT_EQ(WhyNoGpu(cudaErrorMemoryAllocation, 13000, 13000, nullptr), "");
+}
+
+TEST(CudaCheck, AGpuWithoutRoomForAContextIsNotAMissingOne) {
+  EXPECT_EQ(ErrorOf([] { ThrowNoGpu(cudaErrorMemoryAllocation, "start"); }).reason(), v1::REASON_OUT_OF_MEMORY);
+  EXPECT_EQ(ErrorOf([] { ThrowNoGpu(cudaErrorInsufficientDriver, "start"); }).reason(), v1::REASON_ENGINE_ERROR);
 }
 
 TEST(CudaCheck, ALaunchNamesFileLineAndOperator) {

@@ -10,6 +10,7 @@
 
 #include "engine/core/cuda/check.h"
 #include "engine/core/cuda/watch.h"
+#include "engine/core/gpu_architectures.h"
 #include "engine/core/side_stream.h"
 #include "engine/core/watchdog.h"
 
@@ -136,7 +137,12 @@ class CudaDevice : public Device {
     AwaitWatched([&] { return cudaEventQuery(static_cast<cudaEvent_t>(event)); });
   }
   Context MakeContext(size_t workspace_bytes) override {
-    MB_CUDA(cudaSetDevice(0));  // The agent leaves one GPU visible to each rank.
+    // The agent leaves one GPU visible to each rank.
+    cudaDeviceProp gpu{};
+    if (const cudaError_t error = cudaGetDeviceProperties(&gpu, 0); error != cudaSuccess) ThrowNoGpu(error, "the first GPU");
+    if (const std::string why = WhyNoKernels(gpu.name, 10 * gpu.major + gpu.minor, BuiltGpuArchitectures()); !why.empty())
+      throw EngineError(v1::REASON_ENGINE_ERROR, why);
+    MB_CUDA(cudaSetDevice(0));
     cudaStream_t stream = nullptr;
     MB_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     return {DeviceType::kCuda, stream, Allocate(workspace_bytes, "operator workspace"), workspace_bytes};
