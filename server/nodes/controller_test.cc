@@ -39,6 +39,7 @@ class FakeAgent {
     request.set_node_id(node_id_);
     request.mutable_inventory()->set_cpu_cores(cores_);
     request.mutable_inventory()->set_hostname(node_id_);
+    for (int i = 0; i < gpus; ++i) request.mutable_inventory()->add_gpus()->set_uuid(node_id_ + "-gpu-" + std::to_string(i));
     for (auto& [key, attempt] : attempts) {
       v1::AttemptReport report = attempt.report;
       for (const auto& record : attempt.spool) {
@@ -117,6 +118,7 @@ class FakeAgent {
   std::vector<v1::NodeTask> tasks;
   v1::SyncRequest last_request;
   int started = 0;
+  int gpus = 0;
 
  private:
   const std::string node_id_;
@@ -191,6 +193,21 @@ class ControllerTest : public ::testing::Test {
   FakeAgent agent_{"node-a"};
   int submitted_ = 0;
 };
+
+TEST_F(ControllerTest, RanksLearnHowManyGpusTakeJobs) {
+  FakeAgent other("node-b");
+  agent_.gpus = 2;
+  other.gpus = 3;
+  const auto on_gpu = [](v1::Job& job) { job.mutable_spec()->set_device(v1::DEVICE_CUDA); };
+  other.Sync(*controller_);
+  agent_.Sync(*controller_);
+  EXPECT_EQ(controller_->Gpus(), 5);
+  ASSERT_TRUE(controller_->DrainNode("node-b", true, "").ok());
+  EXPECT_EQ(controller_->Gpus(), 2);
+  const std::string job = Submit("", 2, on_gpu);
+  agent_.Sync(*controller_);
+  EXPECT_EQ(agent_.Newest(job).specs.at(0).gpus(), 2);
+}
 
 TEST_F(ControllerTest, AJobRunsToItsEnd) {
   const std::string job = Submit();
