@@ -31,9 +31,9 @@ class CpuDevice : public Device {
   std::unique_ptr<SideStream> MakeSideStream(const Context& main, int slots) override { return MakeThreadStream(main, slots); }
   void Synchronize(const Context&) override {}
   void BeginRecording(const Context&) override { ThrowEngineError("the CPU records no graphs"); }
-  std::shared_ptr<void> EndRecording(const Context&) override { ThrowEngineError("the CPU records no graphs"); }
+  Graph EndRecording(const Context&) override { ThrowEngineError("the CPU records no graphs"); }
   void DropRecording(const Context&) override {}
-  void Launch(const Context&, const std::shared_ptr<void>&) override { ThrowEngineError("the CPU launches no graphs"); }
+  void Launch(const Context&, const Graph&) override { ThrowEngineError("the CPU launches no graphs"); }
   Memory MemoryNow() override { return {}; }
 };
 

@@ -38,10 +38,14 @@ class Device {
   virtual void Synchronize(const Context& context) = 0;
   // Work enqueued between the first two calls is recorded instead of done, and becomes a graph; Launch enqueues it, as often as
   // wanted. DropRecording ends a recording that failed. Throw REASON_ENGINE_ERROR, always on the CPU.
+  struct Graph {
+    std::shared_ptr<void> executable;
+    int64_t nodes = 0;  // Kernels, copies and fills.
+  };
   virtual void BeginRecording(const Context& context) = 0;
-  virtual std::shared_ptr<void> EndRecording(const Context& context) = 0;
+  virtual Graph EndRecording(const Context& context) = 0;
   virtual void DropRecording(const Context& context) = 0;
-  virtual void Launch(const Context& context, const std::shared_ptr<void>& graph) = 0;
+  virtual void Launch(const Context& context, const Graph& graph) = 0;
   struct Memory {
     int64_t free_bytes = 0, total_bytes = 0;
   };

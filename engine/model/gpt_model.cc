@@ -140,7 +140,7 @@ struct GptModel::Impl {
 
   // A CUDA graph and what it was recorded for.
   struct Recording {
-    std::shared_ptr<void> graph;
+    Device::Graph graph;
     float grad_scale = 0;
     size_t batches = 0;
     uint64_t default_advance = 0, model_parallel_advance = 0;  // Of the streams.
@@ -482,7 +482,7 @@ void GptModel::Impl::Replay(std::span<const HostMicrobatch> batches, float grad_
   const MicrobatchInputs::Words words = {first.seed, first.offset, second.seed, second.offset};
   std::vector<DeviceMicrobatch> uploaded;
   for (size_t i = 0; i < batches.size(); ++i) uploaded.push_back(inputs.Upload(batches[i], static_cast<int>(i), words));
-  if (recording.graph != nullptr && recording.grad_scale == grad_scale && recording.batches == batches.size()) {
+  if (recording.graph.executable != nullptr && recording.grad_scale == grad_scale && recording.batches == batches.size()) {
     first.offset += recording.default_advance;
     second.offset += recording.model_parallel_advance;
   } else {
@@ -693,6 +693,8 @@ void GptModel::UseGraphs(Graphs graphs, int microbatches, int64_t warm_up) {
   if (graphs == Graphs::kCall) m.inputs = MicrobatchInputs(m.context, m.micro_batch_size, m.config.seq_length, microbatches);
 }
 
+int64_t GptModel::RecordedNodes() const { return impl_->recording.graph.nodes; }
+
 void GptModel::AddEvaluation(const HostMicrobatch& batch) {
   impl_->CheckBatch(batch);
   impl_->ForwardToLoss(impl_->StepFor(nullptr), impl_->inputs.Upload(batch), 0.0f);
@@ -707,6 +709,13 @@ GptModel::LossSum GptModel::TakeLossSum() {
   device.Zero(context, totals.data, totals.bytes());
   device.Synchronize(context);
   return {host[0], host[1]};
+}
+
+void GptModel::MoveLossSum(const Tensor& sums) {
+  const Tensor& totals = impl_->activations.loss_totals;
+  Device& device = DeviceOf(impl_->context.device);
+  device.CopyOnDevice(impl_->context, sums.data, totals.data, totals.bytes());
+  device.Zero(impl_->context, totals.data, totals.bytes());
 }
 
 GptModel::LossSum GptModel::ForwardBackward(const int32_t* tokens, const int32_t* labels, const float* loss_mask,

@@ -71,10 +71,14 @@ class GptModel {
   // the bits stay the same. `microbatches`: the most in a call. No effect on a CPU and with 4-bit
   // layers.
   void UseGraphs(Graphs graphs, int microbatches, int64_t warm_up);
+  // Kernels, copies and fills of the graph that is replayed now; 0 while there is none.
+  int64_t RecordedNodes() const;
   // The loss of a microbatch without dropout and gradients joins the others; draws nothing.
   void AddEvaluation(const HostMicrobatch& batch);
   // The sums over all microbatches since the last call; waits for the GPU.
   LossSum TakeLossSum();
+  // The same in stream order into `sums`, F64 [2] on the model's device, without waiting.
+  void MoveLossSum(const Tensor& sums);
 
   // AddForwardBackward and AddEvaluation of one microbatch with its own sum.
   LossSum ForwardBackward(const int32_t* tokens, const int32_t* labels, const float* loss_mask, const int32_t* position_ids,

@@ -105,7 +105,7 @@ void Optimizer::AllocateMemory() {
     std::vector<UpdatePiece> counted;
     for (const Shard& shard : shards_) {
       for (size_t i = shard.first_piece; i < shard.last_piece; ++i) {
-        if (CountsHere(piece_parameters_[i])) counted.push_back(pieces_[i]);
+        if (CountsOn(tensor_rank(), piece_parameters_[i])) counted.push_back(pieces_[i]);
       }
     }
     counted_pieces_ = list_of(counted);
@@ -120,8 +120,9 @@ void Optimizer::AllocateMemory() {
   const auto parameters = static_cast<int64_t>(parameters_.size());
   piece_firsts_ = View(upload(firsts.data(), firsts.size() * sizeof(int64_t)), DType::kI64, parameters + 1);
   piece_sums_ = View(on_device(pieces_.size() * sizeof(double), "the optimizer's sums"), DType::kF64, all_pieces_.count);
-  parameter_sums_ = View(on_device(parameters_.size() * sizeof(double), "the optimizer's sums"), DType::kF64, parameters);
-  host_sums_ = static_cast<double*>(on_host(parameters_.size() * sizeof(double)));
+  const size_t sums = static_cast<size_t>(tensor_ranks()) * parameters_.size();
+  parameter_sums_ = View(on_device(sums * sizeof(double), "the optimizer's sums"), DType::kF64, static_cast<int64_t>(sums));
+  host_sums_ = static_cast<double*>(on_host(sums * sizeof(double)));
 
   const int64_t staging = tensor_parallel_ == nullptr ? 0 : ForEachPartialPiece([](const UpdatePiece&, int64_t) {});
   if (staging > 0) {
@@ -139,8 +140,8 @@ void Optimizer::TakeMastersFromValues() {
   }
 }
 
-bool Optimizer::CountsHere(int parameter) const {
-  return tensor_parallel_ == nullptr || tensor_parallel_->rank() == 0 || store_->parameters()[parameter].spec.shard_axis >= 0;
+bool Optimizer::CountsOn(int tensor_rank, int parameter) const {
+  return tensor_rank == 0 || store_->parameters()[parameter].spec.shard_axis >= 0;
 }
 
 void Optimizer::ReduceGradients() {
@@ -187,38 +188,49 @@ void Optimizer::SumParameters(const Tensor& data, Extent extent, float scale) co
     // The other ranks' pieces are zero here, so that the sum adds nothing but zeros.
     if (sharded_) data_parallel_->AllReduce(piece_sums_, ReduceOp::kSum);
   }
-  SumByParameter(context_, piece_sums_, piece_firsts_, parameter_sums_);
+  const auto count = static_cast<int64_t>(parameters_.size());
+  const Tensor own = parameter_sums_.Rows(tensor_rank() * count, count);
+  SumByParameter(context_, piece_sums_, piece_firsts_, own);
+  // Not their sum: each norm is rounded before the host adds them.
+  if (tensor_parallel_ != nullptr && extent != Extent::kAll) tensor_parallel_->AllGather(own, parameter_sums_);
   device_.CopyToHost(context_, host_sums_, parameter_sums_.data, parameter_sums_.bytes());
-  device_.Synchronize(context_);
 }
 
-float Optimizer::Norm(const Tensor& data, Extent extent, float scale) {
-  SumParameters(data, extent, scale);
+float Optimizer::NormOfSums() const {
   double total = 0;
-  for (size_t p = 0; p < parameters_.size(); ++p) {
-    const double norm = static_cast<float>(std::sqrt(host_sums_[p]));
-    if (CountsHere(parameters_[p])) total += norm * norm;
+  const double* sums = host_sums_;
+  for (int rank = 0; rank < tensor_ranks(); ++rank, sums += parameters_.size()) {
+    double of_rank = 0;
+    for (size_t p = 0; p < parameters_.size(); ++p) {
+      const double norm = static_cast<float>(std::sqrt(sums[p]));
+      if (CountsOn(rank, parameters_[p])) of_rank += norm * norm;
+    }
+    total += of_rank;
   }
-  if (tensor_parallel_ != nullptr) tensor_parallel_->AllReduce({&total, DType::kF64, DeviceType::kCpu, {1}}, ReduceOp::kSum);
   return static_cast<float>(std::sqrt(total));
 }
 
-int64_t Optimizer::CountZeroGradients() const {
+void Optimizer::CountZeroGradients() const {
   CountZeros(context_, store_->main_grads(), 0, counted_pieces_, zeros_);
   if (sharded_) data_parallel_->AllReduce(zeros_, ReduceOp::kSum);
   if (tensor_parallel_ != nullptr) tensor_parallel_->AllReduce(zeros_, ReduceOp::kSum);
   device_.CopyToHost(context_, host_zeros_, zeros_.data, sizeof(int64_t));
-  device_.Synchronize(context_);
-  return *host_zeros_;
 }
 
-StepResult Optimizer::Step(double lr, double weight_decay) {
+MeasuredGradients Optimizer::MeasureGradients() {
   exchange_.FinishGather();
+  SumParameters(store_->main_grads(), Extent::kOwned, loss_scaler_.inverse_scale());
+  if (options_.count_zero_gradients) CountZeroGradients();
+  device_.Synchronize(context_);
+  return {NormOfSums(), options_.count_zero_gradients ? *host_zeros_ : 0};
+}
+
+StepResult Optimizer::Step(const MeasuredGradients& gradients, double lr, double weight_decay) {
   StepResult result;
   result.loss_scale = loss_scaler_.scale();
   const float unscale = loss_scaler_.inverse_scale();
-  result.gradient_norm = Norm(store_->main_grads(), Extent::kOwned, unscale);
-  if (options_.count_zero_gradients) result.zero_gradients = CountZeroGradients();
+  result.gradient_norm = gradients.norm;
+  result.zero_gradients = gradients.zeros;
   result.updated = std::isfinite(result.gradient_norm);
   loss_scaler_.Update(!result.updated);
   if (!result.updated) return result;
@@ -254,13 +266,20 @@ void Optimizer::Update(const Shard& shard, const AdamFactors& decay, const AdamF
 }
 
 float Optimizer::ParameterNorm() {
-  return masters_.empty() ? Norm(store_->values(), Extent::kOwned, 1.0f) : Norm(masters_, Extent::kState, 1.0f);
+  if (masters_.empty())
+    SumParameters(store_->values(), Extent::kOwned, 1.0f);
+  else
+    SumParameters(masters_, Extent::kState, 1.0f);
+  device_.Synchronize(context_);
+  return NormOfSums();
 }
 
 std::string Optimizer::FindNonFiniteGradient() const {
   SumParameters(store_->main_grads(), Extent::kAll, 1.0f);
+  device_.Synchronize(context_);
+  const double* const own = host_sums_ + static_cast<size_t>(tensor_rank()) * parameters_.size();
   for (size_t p = 0; p < parameters_.size(); ++p) {
-    if (!std::isfinite(host_sums_[p])) return store_->parameters()[parameters_[p]].spec.name;
+    if (!std::isfinite(own[p])) return store_->parameters()[parameters_[p]].spec.name;
   }
   return "";
 }
@@ -285,7 +304,7 @@ std::vector<OptimizerStateTensor> Optimizer::StateTensors() const {
         Tensor view = array.Rows(shard.state + begin - shard.begin, end - begin);
         if (end - begin == parameter.main_grad.size()) view = view.View(parameter.spec.shape);
         tensors.push_back({fmt::format("optimizer.state.{}.{}", kind, parameter.spec.name), &parameter.spec, view, begin - offset,
-                           (sharded_ || data_parallel_->rank() == 0) && CountsHere(static_cast<int>(index))});
+                           (sharded_ || data_parallel_->rank() == 0) && CountsOn(tensor_rank(), static_cast<int>(index))});
       }
     }
   };

@@ -2,11 +2,11 @@
 // AdamW on fp32 masters; replicated on the data-parallel ranks or sharded over them (ZeRO-1), with equal bits. Tensor-parallel
 // ranks update their shards, and parameters that they all have alike.
 //
-// Order of an iteration (Megatron-LM's MixedPrecisionOptimizer.step): backward fills main_grads, ReduceGradients(), Step(). With
-// overlap (BucketOptions) exchange() observes the model, and is told before the last microbatch's backward.
-// Every rank calls the same methods in the same order. Runs on the context's device, where the parameters are: on the CPU on the
-// OpenMP threads of the caller (results do not depend on their number), on CUDA in the order of the context's stream, which is
-// waited for where a method returns a number. Not thread-safe. Collectives throw EngineError.
+// Order of an iteration (Megatron-LM's MixedPrecisionOptimizer.step): backward fills main_grads, ReduceGradients(),
+// MeasureGradients(), Step(). With overlap (BucketOptions) exchange() observes the model, and is told before the last
+// microbatch's backward. Every rank calls the same methods in the same order. Runs on the context's device, where the parameters
+// are: on the CPU on the OpenMP threads of the caller (results do not depend on their number), on CUDA in the order of the
+// context's stream, which is waited for where a method returns a number. Not thread-safe. Collectives throw EngineError.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +33,11 @@ struct OptimizerOptions {
   DType moment_dtype = DType::kF32;  // Or BF16: optimizer.exp_avg_dtype and exp_avg_sq_dtype of the precision-aware optimizer.
   BucketOptions buckets;
   bool split_masters = false;  // optimizer.store_param_remainders: a BF16 model's masters as values and remainders.
+};
+
+struct MeasuredGradients {
+  float norm = 0;     // Of all gradients before clipping, loss scale removed; NaN or infinite where one is.
+  int64_t zeros = 0;  // Elements equal to 0; 0 unless counted.
 };
 
 struct StepResult {
@@ -72,9 +77,12 @@ class Optimizer {
   void ReduceGradients();
   // The traffic between data-parallel ranks. Before values are read otherwise than by a model that it observes: FinishGather().
   BucketExchange& exchange() { return exchange_; }
+  // Of the reduced gradients. Waits for the context's stream: what was enqueued before is done too.
+  MeasuredGradients MeasureGradients();
   // One update with the schedule's rates. Gradients are not changed; the loss scaler is updated. Without a dynamic scaler a step
   // with a non-finite gradient is for the caller to treat as a failure.
-  StepResult Step(double lr, double weight_decay);
+  StepResult Step(const MeasuredGradients& gradients, double lr, double weight_decay);
+  StepResult Step(double lr, double weight_decay) { return Step(MeasureGradients(), lr, weight_decay); }
 
   // L2 norm over the fp32 masters of the whole model (over the values where masters are split).
   float ParameterNorm();
@@ -107,22 +115,26 @@ class Optimizer {
   void SumPartialGradients();
   // apply(piece, elements before it) for the pieces on this rank whose gradient is a part; the number of elements.
   template <class Apply> int64_t ForEachPartialPiece(Apply&& apply) const;
+  int tensor_rank() const { return tensor_parallel_ == nullptr ? 0 : tensor_parallel_->rank(); }
+  int tensor_ranks() const { return tensor_parallel_ == nullptr ? 1 : tensor_parallel_->size(); }
   // False for a parameter that tensor-parallel rank 0 counts for all.
-  bool CountsHere(int parameter) const;
-  // Squared norms of `data * scale` by parameter, on the host. Data: the whole buffer, of which the ranks' pieces are summed; all
-  // of this rank's buffer, whatever it owns; the state of the shards.
+  bool CountsOn(int tensor_rank, int parameter) const;
+  // Squared norms of `data * scale` by parameter, in host_sums_ once the stream was waited for. Data: the whole buffer, of which
+  // the ranks' pieces are summed; all of this rank's buffer, whatever it owns, with this rank's sums alone; the state of the
+  // shards.
   enum class Extent : uint8_t { kOwned, kAll, kState };
   void SumParameters(const Tensor& data, Extent extent, float scale) const;
-  // sqrt of the sum over the model's parameters of the squared norms of `data * scale`, each norm rounded to float; NaN or
-  // infinite when an element is.
-  float Norm(const Tensor& data, Extent extent, float scale);
+  // sqrt of the sum over the model's parameters of the squared norms in host_sums_, each norm rounded to float, in the order of
+  // the tensor-parallel ranks; NaN or infinite when an element is.
+  float NormOfSums() const;
   void Update(const Shard& shard, const AdamFactors& decay, const AdamFactors& no_decay);
   PieceList PiecesOf(const Shard& shard) const { return {all_pieces_.pieces + shard.first_piece, shard.pieces()}; }
   // The shard's elements of masters or moments.
   static Tensor StateOf(const Tensor& state, const Shard& shard) {
     return state.empty() ? state : state.Rows(shard.state, shard.size());
   }
-  int64_t CountZeroGradients() const;
+  // In host_zeros_ once the stream was waited for.
+  void CountZeroGradients() const;
   Tensor View(void* data, DType dtype, int64_t count) const { return {data, dtype, context_.device, {count}}; }
 
   ParameterStore* store_;
@@ -143,7 +155,8 @@ class Optimizer {
   std::vector<std::shared_ptr<void>> memory_;  // On the device, and page-locked.
   // Of the shards, one after another. No masters if the model is F32; remainders instead where they are split.
   Tensor first_moment_, second_moment_, masters_, remainders_;
-  Tensor piece_sums_, piece_firsts_, parameter_sums_, zeros_, staging_;
+  Tensor piece_sums_, piece_firsts_, zeros_, staging_;
+  Tensor parameter_sums_;        // Of each tensor-parallel rank.
   double* host_sums_ = nullptr;  // A copy of parameter_sums_.
   int64_t* host_zeros_ = nullptr;
 };

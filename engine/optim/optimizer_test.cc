@@ -553,6 +553,9 @@ TEST(Optimizer, TensorParallelNormCountsEveryParameterOnce) {
     for (const OptimizerStateTensor& state : optimizer.StateTensors()) {
       EXPECT_EQ(state.write_here, tensor.rank() == 0 || state.spec->name == "shard") << state.name;
     }
+    if (tensor.rank() == 1) store[0].main_grad.as<float>()[1] = std::numeric_limits<float>::quiet_NaN();
+    EXPECT_TRUE(std::isnan(optimizer.MeasureGradients().norm));
+    EXPECT_EQ(optimizer.FindNonFiniteGradient(), tensor.rank() == 1 ? "shard" : "") << "each rank looks at its own";
   });
 }
 

@@ -31,6 +31,7 @@ Trainer::Trainer(const TrainingPlan& plan, const Context& context, const RunIden
       stop_(stop),
       groups_(plan.parallel, world),
       state_(plan, context, groups_),
+      totals_(context, world),
       batch_(static_cast<int>(plan.micro_batch_size), plan.model.seq_length),
       interval_(&plan, &state_.interval),
       begin_(std::chrono::steady_clock::now()) {
@@ -75,6 +76,7 @@ v1::RankResult Trainer::Run() {
   while (state_.step < plan_.train_iters) {
     MB_FAILPOINT("train.iteration");
     const IterationResult result = TrainIteration();
+    ReportGraph();
     interval_.Add(result);
     CheckFinite(result);
     if (state_.step % plan_.log_interval == 0 || state_.step == 1) ReportInterval();
@@ -123,22 +125,20 @@ IterationResult Trainer::TrainIteration() {
     for (Batch& batch : iteration_batches_) views.push_back(next(&batch));
     state_.model().AddForwardBackwards(views, grad_scale, &state_.rng());
   }
-  const GptModel::LossSum sum = state_.model().TakeLossSum();
-  // Tensor-parallel ranks have equal sums: they change neither quotient nor wish.
-  double totals[3] = {sum.loss_sum, sum.tokens, stop_->load() ? 1.0 : 0.0};
-  world_->AllReduce({totals, DType::kF64, DeviceType::kCpu, {3}}, ReduceOp::kSum);
-
-  IterationResult result;
-  result.lm_loss = totals[0] / totals[1];
-  result.stop_requested = totals[2] > 0;
+  totals_.Sum(&state_.model(), stop_->load());
   state_.optimizer().ReduceGradients();
   state_.model().UpdateExpertBiases(groups_.data());
   state_.model().UpdateScales(plan_.model.low_precision.maxima_over_tensor_parallel ? groups_.tensor() : world_);
+  const MeasuredGradients gradients = state_.optimizer().MeasureGradients();  // The one wait, for the totals as well.
+
+  IterationResult result;
+  result.lm_loss = totals_.MeanLoss();
+  result.stop_requested = totals_.StopRequested();
   const int64_t samples = state_.scheduled_samples;
   if (std::isfinite(result.lm_loss) || !plan_.check_nan_in_loss) {
-    result.step = state_.optimizer().Step(LearningRate(plan_.schedule, samples), WeightDecay(plan_.schedule, samples));
+    result.step = state_.optimizer().Step(gradients, LearningRate(plan_.schedule, samples), WeightDecay(plan_.schedule, samples));
   } else {
-    result.step.gradient_norm = std::numeric_limits<float>::quiet_NaN();  // Not computed: the run ends here.
+    result.step.gradient_norm = std::numeric_limits<float>::quiet_NaN();  // The run ends here.
     result.step.loss_scale = loss_scale;
   }
   if (result.step.updated) {
@@ -173,6 +173,14 @@ void Trainer::ReportInterval() {
   if (is_root()) sink_->Metric(last_point_);
 }
 
+void Trainer::ReportGraph() {
+  const int64_t nodes = state_.model().RecordedNodes();
+  if (graph_reported_ || nodes == 0) return;
+  graph_reported_ = true;
+  const char* of = plan_.graphs == GptModel::Graphs::kCall ? "an iteration's" : "a microbatch's";
+  if (is_root()) sink_->Message(fmt::format("CUDA graph of {} forward and backward: {} nodes", of, nodes));
+}
+
 bool Trainer::Evaluate(const Dataset* dataset, int64_t* consumed, v1::MetricKind kind, bool final_pass) {
   if (dataset == nullptr) return true;
   MicrobatchLoader loader(dataset, *consumed, static_cast<int>(plan_.micro_batch_size), groups_.data()->rank(),
@@ -185,9 +193,8 @@ bool Trainer::Evaluate(const Dataset* dataset, int64_t* consumed, v1::MetricKind
     }
     state_.model().AddEvaluation(ViewOf(batch_));
   }
-  const GptModel::LossSum sum = state_.model().TakeLossSum();
-  double totals[2] = {sum.loss_sum, sum.tokens};
-  world_->AllReduce({totals, DType::kF64, DeviceType::kCpu, {2}}, ReduceOp::kSum);
+  totals_.Sum(&state_.model(), false);
+  DeviceOf(context_.device).Synchronize(context_);
   *consumed = loader.consumed();
   if (is_root()) {
     v1::MetricPoint point;
@@ -195,7 +202,7 @@ bool Trainer::Evaluate(const Dataset* dataset, int64_t* consumed, v1::MetricKind
     point.set_attempt(identity_.attempt);
     point.set_step(state_.step);
     point.set_total_steps(plan_.train_iters);
-    point.set_lm_loss(totals[0] / totals[1]);
+    point.set_lm_loss(totals_.MeanLoss());
     point.set_consumed_samples(state_.consumed_train_samples);
     point.set_final_pass(final_pass);
     *point.mutable_time() = google::protobuf::util::TimeUtil::GetCurrentTime();

@@ -9,6 +9,7 @@
 #include "engine/data/gpt_data.h"
 #include "engine/train/event_sink.h"
 #include "engine/train/interval.h"
+#include "engine/train/loss_totals.h"
 #include "engine/train/train_state.h"
 #include "engine/train/training_plan.h"
 #include "mbridge/v1/rank.pb.h"
@@ -39,6 +40,8 @@ class Trainer {
   // Throws NAN_LOSS where the plan says that such an iteration ends the run.
   void CheckFinite(const IterationResult& result);
   void ReportInterval();
+  // Says once that what the plan wants replayed is recorded.
+  void ReportGraph();
   // These end early, with false and nothing changed, where a stop was requested.
   bool Evaluate(const Dataset* dataset, int64_t* consumed, v1::MetricKind kind, bool final_pass);
   bool EvaluateInTraining();
@@ -59,10 +62,12 @@ class Trainer {
   const std::atomic<bool>* stop_;
   ParallelGroups groups_;
   TrainState state_;
+  LossTotals totals_;
   GptDatasets data_;
   std::unique_ptr<MicrobatchLoader> train_loader_;
   Batch batch_;
   std::vector<Batch> iteration_batches_;  // With a graph of whole iterations.
+  bool graph_reported_ = false;
   IntervalLog interval_;
   v1::MetricPoint last_point_;
   int64_t last_saved_step_ = -1;

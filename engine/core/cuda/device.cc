@@ -161,14 +161,19 @@ class CudaDevice : public Device {
   void BeginRecording(const Context& context) override {
     MB_CUDA(cudaStreamBeginCapture(StreamOf(context), cudaStreamCaptureModeThreadLocal));
   }
-  std::shared_ptr<void> EndRecording(const Context& context) override {
+  Graph EndRecording(const Context& context) override {
     cudaGraph_t graph = nullptr;
     MB_CUDA(cudaStreamEndCapture(StreamOf(context), &graph));
+    size_t nodes = 0;
     cudaGraphExec_t executable = nullptr;
+    const cudaError_t counted = cudaGraphGetNodes(graph, nullptr, &nodes);
     const cudaError_t made = cudaGraphInstantiate(&executable, graph, 0);
     cudaGraphDestroy(graph);
     MB_CUDA(made);
-    return {executable, [](void* e) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(e)); }};
+    const auto free = [](void* e) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(e)); };
+    Graph recorded{{executable, free}, static_cast<int64_t>(nodes)};
+    MB_CUDA(counted);
+    return recorded;
   }
   void DropRecording(const Context& context) override {
     cudaGraph_t graph = nullptr;
@@ -176,8 +181,8 @@ class CudaDevice : public Device {
     if (graph != nullptr) cudaGraphDestroy(graph);
     cudaGetLastError();
   }
-  void Launch(const Context& context, const std::shared_ptr<void>& graph) override {
-    MB_CUDA(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph.get()), StreamOf(context)));
+  void Launch(const Context& context, const Graph& graph) override {
+    MB_CUDA(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph.executable.get()), StreamOf(context)));
   }
   Memory MemoryNow() override {
     size_t free = 0, total = 0;

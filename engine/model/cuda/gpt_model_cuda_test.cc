@@ -1,5 +1,7 @@
 // The model on a GPU: initial weights to the bit of Megatron-LM's, and losses and gradients beside the CPU's.
 
+#include <gmock/gmock.h>
+
 #include "engine/core/parameter.h"
 #include "engine/model/gpt_model.h"
 #include "engine/model/reference_test_support.h"
@@ -316,9 +318,10 @@ TEST(CudaModelSmall, RefusesMoreExpertsThanTheRouterTakes) {
   }
 }
 
-// Losses and gradients of six microbatches, three calls of two; the streams' positions afterwards.
+// Losses and gradients of eight microbatches, four calls of two; the streams' positions afterwards.
 struct GraphOutcome {
   std::vector<double> losses;
+  std::vector<int64_t> nodes;  // Of the graph that there is after each call.
   std::vector<char> gradients;
   RngStreams::State streams;
 };
@@ -351,6 +354,7 @@ GraphOutcome RunWithGraphs(const GptConfig& config, GptModel::Graphs graphs) {
     }
     model.AddForwardBackwards(batches, call == 3 ? 0.25f : 0.5f, &streams);  // Another scale: another graph.
     outcome.losses.push_back(model.TakeLossSum().loss_sum);
+    outcome.nodes.push_back(model.RecordedNodes());
   }
   outcome.gradients = ToHost(store.main_grads());
   outcome.streams = streams.Save();
@@ -368,11 +372,18 @@ TEST(CudaGraphs, ChangeNoBit) {
         config.recompute = recompute;
         config.deterministic = true;
         const GraphOutcome plain = RunWithGraphs(config, GptModel::Graphs::kNone);
+        EXPECT_THAT(plain.nodes, testing::Each(0));
+        int64_t of_a_microbatch = 0;
         for (const GptModel::Graphs graphs : {GptModel::Graphs::kMicrobatch, GptModel::Graphs::kCall}) {
           const GraphOutcome replayed = RunWithGraphs(config, graphs);
           EXPECT_EQ(replayed.losses, plain.losses) << dropout << fused;
           EXPECT_TRUE(replayed.gradients == plain.gradients) << dropout << fused;
           EXPECT_EQ(replayed.streams, plain.streams);
+          // The first call warms up. A graph of a call holds two microbatches.
+          constexpr int64_t kLeast = 20;
+          EXPECT_THAT(replayed.nodes, testing::ElementsAre(0, testing::Gt(kLeast), testing::Gt(kLeast), testing::Gt(kLeast)));
+          EXPECT_GT(replayed.nodes[1], of_a_microbatch);
+          of_a_microbatch = replayed.nodes[1];
         }
       }
     }

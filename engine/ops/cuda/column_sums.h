@@ -51,6 +51,7 @@ template <class T, int kSums>
 void FinishColumns(const Context& context, const float* partials, int64_t chunks, int64_t n, const ColumnOutputs& outputs) {
   LaunchEarly(context, &FinishColumnsKernel<T, kSums>, static_cast<unsigned>((n + 31) / 32), 1024, 0, partials, chunks, n,
               outputs);
+  MB_CUDA_LAUNCHED();
 }
 
 // Body: kN, kSums;  Row: Load(row, column);  Add(row's data, row, column, sums[kSums][kN]), which may also write results for that

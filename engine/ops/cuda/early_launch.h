@@ -15,7 +15,8 @@ __device__ __forceinline__ void StartNextKernel() { asm volatile("griddepcontrol
 // Until all kernels before have ended and what they wrote is seen: before an early kernel's first read or write.
 __device__ __forceinline__ void WaitForKernelsBefore() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// Launches a kernel that begins with WaitForKernelsBefore: its start falls into the end of the one before.
+// Launches a kernel that begins with WaitForKernelsBefore: its start falls into the end of the one before. As after any launch
+// MB_CUDA_LAUNCHED() follows, where file and operator are known.
 template <class... Parameters>
 void LaunchEarly(const Context& context, void (*kernel)(Parameters...), unsigned blocks, unsigned threads, size_t shared,
                  std::type_identity_t<Parameters>... arguments) {
@@ -29,7 +30,7 @@ void LaunchEarly(const Context& context, void (*kernel)(Parameters...), unsigned
   config.stream = StreamOf(context);
   config.attrs = &early;
   config.numAttrs = 1;
-  MB_CUDA(cudaLaunchKernelEx(&config, kernel, arguments...));
+  cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
 }  // namespace mbridge::cuda

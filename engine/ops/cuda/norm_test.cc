@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 #include <span>
 #include <vector>
@@ -12,14 +13,16 @@ namespace mbridge::test {
 namespace {
 
 // A warp a row (up to 1024 columns of 16 bits), one and two vectors a thread, shared memory next to 48 KiB (before more has been
-// allowed), more columns than registers hold, odd widths.
+// allowed), more columns than registers hold, odd widths; numbers of rows next to one and two a multiprocessor.
 // Gemma's rule, so that the offset is seen.
 NormOptions OptionsFor(DType dtype) { return {.epsilon = 1e-5f, .gamma_offset = 1.0f, .precision = dtype}; }
 
-constexpr RowShape kShapes[] = {{1, 1},    {3, 7},      {9, 96},    {3000, 256}, {2500, 768}, {5, 1024},
-                                {5, 1032}, {700, 2048}, {9, 3072},  {5, 4096},   {4, 4104},   {3, 8192},
-                                {2, 8200}, {3, 12288},  {2, 16384}, {2, 33000},  {65, 1001}};
-constexpr RowShape kSmallShapes[] = {{1, 1}, {3, 7}, {9, 96}, {17, 768}, {3, 1032}, {3, 2048}, {2, 4104}, {2, 8200}};
+constexpr RowShape kShapes[] = {{1, 1},      {3, 7},     {9, 96},     {3000, 256}, {2500, 768}, {5, 1024}, {5, 1032},
+                                {700, 2048}, {9, 3072},  {5, 4096},   {4, 4104},   {3, 8192},   {2, 8200}, {3, 12288},
+                                {2, 16384},  {2, 33000}, {65, 1001},  {1, 2048},   {2, 2048},   {3, 2048}, {133, 2048},
+                                {265, 2048}, {1, 8192},  {133, 8192}, {265, 4104}};
+constexpr RowShape kSmallShapes[] = {{1, 1},    {3, 7},    {9, 96},   {17, 768}, {3, 1032},
+                                     {3, 2048}, {2, 4104}, {2, 8200}, {1, 1032}, {133, 1032}};
 
 void CheckLayerNormForward(const Gpu& gpu, std::span<const RowShape> shapes) {
   for (const DType dtype : kGpuTypes) {
@@ -158,7 +161,10 @@ TEST(RmsNormCuda, OfASumGivesTheBitsOfAdditionAndNorm) {
                                   {140, 6144},
                                   {300, 8192},
                                   {2, 16384},
-                                  {2, 40008}}) {
+                                  {2, 40008},
+                                  {1, 2048},
+                                  {133, 2048},
+                                  {265, 4104}}) {
       SCOPED_TRACE(testing::Message() << NameOf(dtype) << " " << rows << " " << h);
       const auto random = [&, &rows = rows, &h = h](uint32_t seed) {
         return Owned(dtype, {rows, h}, RandomValues(rows * h, seed, 1.0, dtype));
@@ -179,6 +185,13 @@ TEST(RmsNormCuda, OfASumGivesTheBitsOfAdditionAndNorm) {
       EXPECT_EQ(fused_amax.ToValues(), amax.ToValues());
     }
   }
+}
+
+std::vector<char> BytesOf(const Tensor& tensor) {
+  MB_CUDA(cudaDeviceSynchronize());
+  std::vector<char> bytes(tensor.bytes());
+  MB_CUDA(cudaMemcpy(bytes.data(), tensor.data, bytes.size(), cudaMemcpyDeviceToHost));
+  return bytes;
 }
 
 // Rows that repeat every 64 on a block's long way over them: each repetition gives the bits of the first.
@@ -204,9 +217,7 @@ TEST(NormCuda, LaterRowsOfABlockEqualItsFirst) {
     const OnGpu mean(DType::kF32, {rows}), rstd(DType::kF32, {rows});
     const OnGpu gamma_grad(DType::kF32, {h}, Values(h, 0.0)), beta_grad(DType::kF32, {h}, Values(h, 0.0));
     const auto expect_repetitions = [&, rows = rows](const char* what, const Tensor& tensor) {
-      gpu.Synchronize();
-      std::vector<char> bytes(tensor.bytes());
-      MB_CUDA(cudaMemcpy(bytes.data(), tensor.data, bytes.size(), cudaMemcpyDeviceToHost));
+      const std::vector<char> bytes = BytesOf(tensor);
       const size_t period = bytes.size() / rows * 64;
       EXPECT_EQ(std::memcmp(bytes.data(), bytes.data() + period, bytes.size() - period), 0) << what;
     };
@@ -220,6 +231,52 @@ TEST(NormCuda, LaterRowsOfABlockEqualItsFirst) {
     expect_repetitions("layer norm's y", y);
     LayerNormBackward(gpu, dy, x, gamma, mean, rstd, residual, options, y, gamma_grad, beta_grad);
     expect_repetitions("layer norm's dx", y);
+  }
+}
+
+// However many rows there are: the last block may have one of its own less than the others. Nothing is written behind the last.
+TEST(NormCuda, RowsDoNotDependOnTheirNumber) {
+  MB_NEEDS_GPU();
+  const Gpu gpu;
+  constexpr DType kType = DType::kBF16;
+  constexpr int64_t kMost = 400;
+  const NormOptions options = OptionsFor(kType);
+  for (const int64_t h : {768, 1032, 2048, 4104, 8192, 16384}) {
+    const auto random = [h](uint32_t seed) { return Owned(kType, {kMost, h}, RandomValues(kMost * h, seed, 1.0, kType)); };
+    const OnGpu x(random(1)), dy(random(2)), residual(random(3));
+    const OnGpu gamma(kType, {h}, RandomValues(h, 4)), beta(kType, {h}, RandomValues(h, 5));
+    const OnGpu gamma_grad(DType::kF32, {h}, Values(h, 0.0)), beta_grad(DType::kF32, {h}, Values(h, 0.0));
+    // What the operators write, for the first `rows`, and the NaN patterns behind it.
+    const auto results_of = [&](int64_t rows) {
+      const OnGpu y(kType, {kMost, h}), layer_y(kType, {kMost, h}), dx(kType, {kMost, h}), layer_dx(kType, {kMost, h});
+      const OnGpu hidden(kType, {kMost, h}), sum_y(kType, {kMost, h});
+      const OnGpu mean(DType::kF32, {kMost}), rstd(DType::kF32, {kMost}), layer_rstd(DType::kF32, {kMost});
+      const OnGpu sum_rstd(DType::kF32, {kMost});
+      const auto of = [rows](const OnGpu& all) { return all.tensor().Rows(0, rows); };
+      RmsNormForward(gpu, of(x), gamma, options, of(y), of(rstd));
+      AddRmsNormForward(gpu, of(x), of(residual), gamma, options, of(hidden), of(sum_y), of(sum_rstd));
+      RmsNormBackward(gpu, of(dy), of(x), gamma, of(rstd), of(residual), options, of(dx), gamma_grad);
+      LayerNormForward(gpu, of(x), gamma, beta, options, of(layer_y), of(mean), of(layer_rstd));
+      LayerNormBackward(gpu, of(dy), of(x), gamma, of(mean), of(layer_rstd), of(residual), options, of(layer_dx), gamma_grad,
+                        beta_grad);
+      std::vector<std::vector<char>> results;
+      for (const OnGpu* result : {&y, &layer_y, &dx, &layer_dx, &hidden, &sum_y, &mean, &rstd, &layer_rstd, &sum_rstd}) {
+        results.push_back(BytesOf(*result));
+      }
+      return results;
+    };
+    const std::vector<std::vector<char>> all = results_of(kMost);
+    for (const int64_t rows : {1, 2, 3, 131, 132, 133, 263, 264, 265, 397}) {
+      SCOPED_TRACE(testing::Message() << rows << " " << h);
+      const std::vector<std::vector<char>> some = results_of(rows);
+      for (size_t i = 0; i < some.size(); ++i) {
+        const size_t written = some[i].size() / kMost * rows;
+        EXPECT_EQ(std::memcmp(some[i].data(), all[i].data(), written), 0) << "result " << i;
+        EXPECT_TRUE(
+            std::all_of(some[i].begin() + static_cast<int64_t>(written), some[i].end(), [](char c) { return c == '\xff'; }))
+            << "result " << i;
+      }
+    }
   }
 }
 

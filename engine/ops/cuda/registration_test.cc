@@ -12,6 +12,7 @@
 #include "engine/ops/embedding.h"
 #include "engine/ops/embedding_places.h"
 #include "engine/ops/expert_activation.h"
+#include "engine/ops/flash_attention.h"
 #include "engine/ops/fp8_gemm.h"
 #include "engine/ops/geglu.h"
 #include "engine/ops/gemm.h"
@@ -38,6 +39,9 @@ namespace {
 TEST(CudaRegistration, OperatorsHaveCudaTwins) {
   EXPECT_NE(AttentionForward.cuda, nullptr);
   EXPECT_NE(AttentionBackward.cuda, nullptr);
+  EXPECT_NE(FlashAttentionForward.cuda, nullptr);
+  EXPECT_NE(FlashAttentionBackward.cuda, nullptr);
+  EXPECT_NE(PrepareFlashAttention.cuda, nullptr);
   EXPECT_NE(AddSinksToFlash.cuda, nullptr);
   EXPECT_NE(FlashSinkGradients.cuda, nullptr);
   EXPECT_NE(BiasAdd.cuda, nullptr);
@@ -89,6 +93,8 @@ TEST(CudaRegistration, OperatorsHaveCudaTwins) {
   EXPECT_NE(TransformLogitsBackward.cuda, nullptr);
   EXPECT_NE(SwiGluForward.cuda, nullptr);
   EXPECT_NE(SwiGluBackward.cuda, nullptr);
+  EXPECT_NE(SwiGluForwardWithAmax.cuda, nullptr);
+  EXPECT_NE(SwiGluBackwardWithAmax.cuda, nullptr);
   EXPECT_NE(CrossEntropyBegin.cuda, nullptr);
   EXPECT_NE(CrossEntropyFold.cuda, nullptr);
   EXPECT_NE(CrossEntropyRescale.cuda, nullptr);
