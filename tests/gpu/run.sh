@@ -16,7 +16,7 @@
 #     memory       too large a job is refused, a full GPU ends one (1 GPU, 15 s)
 #     watchdog     a rank killed, a rank stopped (2 GPUs, 80 s)
 #     kernels      bandwidth and product tables (1 GPU, 80 s)
-#     train        the rows of 1B (in turn with PyTorch), GPT-2, 0.5B, correlation (1 GPU, 2.5 min)
+#     train        the rows of 1B (in turn with PyTorch), GPT-2, 0.5B, correlation (1 GPU, 6 min)
 #     train8b      8B in BF16 and FP8 (1 GPU, 3 min)
 #     fp8          losses in FP8 beside BF16 (FP8_RECIPES) (1 GPU, 3 min)
 #     qwen8b       Qwen3-8B on one GPU (1 GPU, 20 s)
@@ -25,9 +25,10 @@
 #     profile      where the time of a 1B and an 8B step goes (1 GPU, 30 s)
 #     profile_moe  the same of DeepSeek-V2-Lite, 12 layers (1 GPU, 15 s)
 #     tuning       first suggestions and timed products, in turn (1 GPU, 2 min)
-#     train2       1B data parallel, 8B tensor parallel (2 GPUs, 60 s)
+#     train2       1B data parallel, 8B tensor parallel, each beside one GPU (2 GPUs, 2 min)
+#     resume2      from one rank's checkpoint on two tensor-parallel ranks (2 GPUs, 20 s)
+#     fp8_torch    FP8 beside BF16 in PyTorch, same model and data (1 GPU, 4 min)
 #     overlap      gradients reduced while backward runs: same bits, times (2 GPUs, 20 s)
-#   PEER=FILE  the PyTorch script that `train` runs beside ours; without it only ours runs
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 
@@ -49,7 +50,7 @@ bundle() {
       cp -L "$library" "$stage/lib/" && strip --strip-unneeded "$stage/lib/$(basename "$library")" 2>/dev/null || true
     done
   cp -r "$root/tests/data/mlm" "$root/tests/gpu/parts.sh" "$stage/"
-  [ -z "${PEER:-}" ] || cp "$PEER" "$stage/peer.py"
+  cp "$root"/tests/gpu/*.py "$stage/"
   # One dictionary over all programs: they share most of their code.
   tar -C "$stage" -c . | xz -T1 --lzma2=preset=6,dict=192MiB >"$out"
   rm -rf "$stage"
@@ -66,5 +67,5 @@ case "${1:-}" in
     shift 2
     exec bash "$stage/parts.sh" "$@"
     ;;
-  *) sed -n '2,30s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
+  *) sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2 ;;
 esac
