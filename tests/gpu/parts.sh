@@ -363,6 +363,9 @@ fp16() {
   verdict fp16 "$status"
 }
 
+# recorded NAME: whether the run says that it has recorded a graph.
+recorded() { grep -qE "^CUDA graph of .*forward and backward: [1-9][0-9]* nodes$" "$OUT/$1.log"; }
+
 # CUDA graphs change times and no bit, with and without dropout.
 graphs() {
   local status=0 kind
@@ -373,6 +376,7 @@ graphs() {
   for kind in local full_iteration; do
     same "drop-none" "drop-$kind" || status=1
     same "graph-none" "graph-$kind" || status=1
+    recorded "drop-$kind" && recorded "graph-$kind" && ! recorded graph-none || { echo "$kind: no graph was recorded, or one too many"; status=1; }
   done
   # Rows of 2048 go through other kernels than those of 256.
   local wide=("${long[@]}" model.num_layers=2 train.train_iters=8 scheduler.lr_decay_iters=8 train.global_batch_size=2
