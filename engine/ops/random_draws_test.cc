@@ -61,7 +61,7 @@ TEST(RandomDraws, CompiledMasksAtAPosition) {
 }
 
 TEST(RandomDraws, CompiledMasksAtAPositionInMemory) {
-  const uint64_t words[] = {1234, 68};
+  uint64_t words[] = {1234, 68};  // Copied to a device and back.
   const MaskPosition position(words, 36);
   if (test::g_on_device) {
     for (const int64_t count : {0, 1, 254, 1003}) CheckCompiledAt(position, {1234, 68 + 36}, 0.1, 0, count);

@@ -27,7 +27,7 @@
 #     tuning       first suggestions and timed products, in turn (1 GPU, 2 min)
 #     train2       1B data parallel, 8B tensor parallel, each beside one GPU (2 GPUs, 2 min)
 #     resume2      from one rank's checkpoint on two tensor-parallel ranks (2 GPUs, 20 s)
-#     fp8_torch    FP8 beside BF16 in PyTorch, same model and data (1 GPU, 4 min)
+#     fp8_torch    a report: FP8 beside BF16 in PyTorch, same shape (1 GPU, 4 min)
 #     overlap      gradients reduced while backward runs: same bits, times (2 GPUs, 20 s)
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"

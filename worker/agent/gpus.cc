@@ -5,9 +5,12 @@
 #include <cstdlib>
 #include <sstream>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <spdlog/spdlog.h>
 
+#include "engine/core/gpu_architectures.h"
 #include "worker/agent/inventory.h"
 
 namespace mbridge::agent {
@@ -46,6 +49,7 @@ class Nvml {
                           Load("nvmlDeviceGetMemoryInfo", &memory_) && Load("nvmlSystemGetDriverVersion", &driver_);
     Load("nvmlDeviceGetMemoryInfo_v2", &memory2_);  // Drivers before 510 have none.
     Load("nvmlDeviceGetCudaComputeCapability", &capability_);
+    Load("nvmlDeviceGetMigMode", &mig_mode_);
     const int result = complete ? init_() : -1;
     ready_ = result == kNvmlSuccess;
     if (!ready_) spdlog::warn("no GPUs are offered: {} does not work (result {}); nvidia-smi says more", library, result);
@@ -84,6 +88,14 @@ class Nvml {
     return true;
   }
 
+  // Programs get a part of such a GPU, whatever it has itself.
+  bool IsDivided(unsigned index) const {
+    NvmlDevice device = nullptr;
+    unsigned current = 0, pending = 0;
+    return mig_mode_ != nullptr && handle_(index, &device) == kNvmlSuccess &&
+           mig_mode_(device, &current, &pending) == kNvmlSuccess && current == 1;
+  }
+
  private:
   // What programs can have, as CUDA counts it (143155 of an H200's 143771 MiB); all, where the driver does not say what it keeps.
   bool Memory(NvmlDevice device, int64_t* bytes) const {
@@ -114,6 +126,7 @@ class Nvml {
   int (*memory_)(NvmlDevice, NvmlMemory*) = nullptr;
   int (*memory2_)(NvmlDevice, NvmlMemory2*) = nullptr;
   int (*capability_)(NvmlDevice, int*, int*) = nullptr;
+  int (*mig_mode_)(NvmlDevice, unsigned*, unsigned*) = nullptr;
   int (*driver_)(char*, unsigned) = nullptr;
 };
 
@@ -150,10 +163,28 @@ void ReadGpus(v1::NodeInventory* inventory, const char* library) {
     v1::Gpu gpu;
     if (!nvml.Describe(index, &gpu)) {
       spdlog::warn("GPU {} does not answer and is left out", index);
+    } else if (IsVisible(gpu) && nvml.IsDivided(index)) {
+      spdlog::warn("GPU {} is divided into parts (MIG), which are not offered: turn MIG off (nvidia-smi -i {} -mig 0)", index,
+                   index);
     } else if (IsVisible(gpu)) {
       *inventory->add_gpus() = gpu;
     }
   }
+}
+
+void LeaveOutGpusWithoutKernels(v1::NodeInventory* inventory, std::string_view built) {
+  v1::NodeInventory usable;
+  std::vector<std::string> reasons;
+  for (const v1::Gpu& gpu : inventory->gpus()) {
+    std::string why = WhyNoKernels(gpu.name(), gpu.compute_capability(), built);
+    if (why.empty())
+      *usable.add_gpus() = gpu;
+    else
+      reasons.push_back(std::move(why));
+  }
+  if (usable.gpus().empty()) return;
+  for (const std::string& why : reasons) spdlog::warn("a GPU is left out: {}", why);
+  *inventory->mutable_gpus() = usable.gpus();
 }
 
 }  // namespace mbridge::agent

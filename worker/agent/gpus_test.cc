@@ -86,5 +86,30 @@ TEST_F(GpusTest, PartsOfGpusAreLeftOutWithAWarning) {
   EXPECT_EQ(log.find("MIG-", log.find("MIG-") + 1), std::string::npos) << log;  // One line.
 }
 
+TEST_F(GpusTest, DividedGpusAreLeftOutWithAWarning) {
+  ::setenv("FAKE_NVML", "mig", 1);
+  const v1::NodeInventory inventory = Read();
+  ASSERT_EQ(inventory.gpus_size(), 1);
+  EXPECT_EQ(inventory.gpus(0).index(), 0);
+  EXPECT_THAT(log_.str(), HasSubstr("nvidia-smi -i 1 -mig 0"));
+}
+
+TEST_F(GpusTest, ThoseWithoutKernelsAreLeftOutBesideOthers) {
+  v1::NodeInventory inventory = Read();
+  LeaveOutGpusWithoutKernels(&inventory, "90-real");
+  ASSERT_EQ(inventory.gpus_size(), 1);
+  EXPECT_EQ(inventory.gpus(0).compute_capability(), 90);
+  EXPECT_THAT(log_.str(), AllOf(HasSubstr("left out"), HasSubstr("12.1")));
+}
+
+TEST_F(GpusTest, ThoseWithoutKernelsStayWhereTheyAreAlone) {
+  v1::NodeInventory inventory = Read();
+  for (const char* built : {"100-real", ""}) {
+    LeaveOutGpusWithoutKernels(&inventory, built);
+    EXPECT_EQ(inventory.gpus_size(), 2) << built;
+  }
+  EXPECT_THAT(log_.str(), IsEmpty());
+}
+
 }  // namespace
 }  // namespace mbridge::agent

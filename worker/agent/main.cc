@@ -9,6 +9,7 @@
 #include <spdlog/spdlog.h>
 #include <CLI/CLI.hpp>
 
+#include "engine/core/gpu_architectures.h"
 #include "proto/rpc/status_details.h"
 #include "proto/rpc/version.h"
 #include "worker/agent/agent.h"
@@ -66,6 +67,7 @@ int Main(int argc, char** argv) {
 
   options.state_directory = (std::filesystem::absolute(options.state_directory) / ".").lexically_normal().parent_path();
   options.inventory = ReadInventory(cpu_slots);
+  LeaveOutGpusWithoutKernels(&options.inventory, BuiltGpuArchitectures());
   if (options.inventory.gpus_size() > 0 && !std::filesystem::exists(options.programs.cuda_rank)) {
     spdlog::warn("{} GPUs are not offered: {} does not exist. Build it with the CUDA toolkit, or give --cuda-rank-program",
                  options.inventory.gpus_size(), options.programs.cuda_rank);

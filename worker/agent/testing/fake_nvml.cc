@@ -1,5 +1,5 @@
 // libnvidia-ml.so.1 of a machine with two GPUs. FAKE_NVML: words for what is different: "old" knows no reserved memory,
-// "broken" does not start.
+// "broken" does not start, "mig" has its second GPU divided.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -52,6 +52,11 @@ int nvmlSystemGetDriverVersion(char* text, unsigned size) {
 int nvmlDeviceGetCudaComputeCapability(void* device, int* major, int* minor) {
   *major = device == &devices[0] ? 9 : 12;
   *minor = device == &devices[0] ? 0 : 1;
+  return 0;
+}
+int nvmlDeviceGetMigMode(void* device, unsigned* current, unsigned* pending) {
+  if (device == &devices[0]) return 3;  // Not supported.
+  *current = *pending = Is("mig") ? 1 : 0;
   return 0;
 }
 int nvmlDeviceGetMemoryInfo(void*, Memory* memory) {
