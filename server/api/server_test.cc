@@ -209,8 +209,8 @@ class ServerTest : public ::testing::Test {
     channel_ = grpc::CreateChannel(LocalAddress(directory_), grpc::InsecureChannelCredentials());
     jobs_ = v1::JobService::NewStub(channel_);
   }
-  void StartAgent(int64_t steps) {
-    agent_ = std::make_unique<AgentThread>(channel_, steps);
+  void StartAgent(int64_t steps, const std::vector<v1::Gpu>& gpus = {}) {
+    agent_ = std::make_unique<AgentThread>(channel_, steps, gpus);
     for (int i = 0; i < 500 && server_->controller()->ListNodes().empty(); ++i) std::this_thread::sleep_for(milliseconds(10));
   }
 
@@ -541,7 +541,7 @@ TEST_F(ServerTest, ThePreflightLearnsOfTheGpus) {
     gpus[static_cast<size_t>(i)].set_compute_capability(90 - 10 * i);
     gpus[static_cast<size_t>(i)].set_memory_bytes(1000 - 100 * i);
   }
-  agent_ = std::make_unique<AgentThread>(channel_, 1, gpus);
+  StartAgent(1, gpus);
   v1::CreateJobRequest request = Request();
   request.mutable_spec()->set_device(v1::DEVICE_CUDA);
   MustCreate(request);
