@@ -49,7 +49,7 @@ if [ -n "$since" ]; then
       *.cc) files+=("$file") ;;
       *.h)
         user="$(git ls-files -- "${file%.h}.cc")"
-        [ -n "$user" ] || user="$(git grep -lF "#include \"$file\"" -- '*.cc' | head -1)"
+        [ -n "$user" ] || user="$(git grep -lF "#include \"$file\"" -- '*.cc' | head -1 || true)"  # Only CUDA files may.
         [ -z "$user" ] || files+=("$user")
         ;;
     esac
