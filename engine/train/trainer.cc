@@ -65,6 +65,8 @@ v1::RankResult Trainer::Run() {
   }
   const std::string precision = DescribeLowPrecision(plan_.model, state_.model().HasNarrowProducts());
   if (is_root() && !precision.empty()) sink_->Message(precision);
+  if (is_root() && plan_.graphs != GptModel::Graphs::kNone && plan_.device == DeviceType::kCpu)
+    sink_->Message("model.cuda_graph_impl has no effect on CPUs: graphs are recorded on GPUs");
   std::string exchange = state_.optimizer().exchange().Describe();
   if (plan_.graphs != GptModel::Graphs::kNone && (plan_.overlap_grad_reduce || plan_.overlap_param_gather) && !exchange.empty())
     exchange += ": nothing overlaps with model.cuda_graph_impl";

@@ -282,6 +282,19 @@ TEST_F(TrainerTest, WeightsOnlyForkStartsScheduleAndDataAnew) {
   EXPECT_LT(fork.points[0].lm_loss(), first.points[0].lm_loss());  // Same samples, trained weights.
 }
 
+TEST_F(TrainerTest, SaysThatCpusRecordNoGraphs) {
+  for (const bool wanted : {false, true}) {
+    Recorder recorder;
+    Run({"train.exit_interval=1", wanted ? "model.cuda_graph_impl=local" : "model.cuda_graph_impl=none"}, &recorder,
+        wanted ? "wanted" : "none");
+    const auto said = testing::Contains(HasSubstr("model.cuda_graph_impl has no effect on CPUs"));
+    if (wanted)
+      EXPECT_THAT(recorder.messages, said);
+    else
+      EXPECT_THAT(recorder.messages, testing::Not(said));
+  }
+}
+
 // Gated MLP, grouped queries and no dropout; the vocabulary needs the same padding on one rank and on two.
 Overrides ForSeveralRanks(const Overrides& more) {
   Overrides overrides = {"train.train_iters=8",        "optimizer.lr=1e-2",           "optimizer.min_lr=1e-3",
