@@ -1,11 +1,12 @@
-"""How far FP8 falls behind BF16 in another implementation: the shape, mock documents and learning rate of part `fp8`, in PyTorch.
-Its order of documents, initial weights, Adam's epsilon (1e-5), weight decay (0.1) and unscaled rotary positions are its own.
+"""How far FP8 falls behind BF16 in another implementation: what part `fp8` trains, in PyTorch: shape, samples in their order, learning
+rate, Adam, decay, scaled rotary positions. The initial weights have the same distribution but are its own.
 
-python3 fp8_in_torch.py bf16 whole edges [--iters 200] [--rate 5e-6] [--tiny]
+python3 fp8_in_torch.py bf16 whole edges two [--iters 200] [--rate 5e-6 5e-7] [--tiny]
 
 bf16: every product in BF16. whole: the products of all layers on E4M3 operands (E5M2 gradients) with one scale a tensor, taken from
-its present largest magnitude. edges: the same but for the first and the last layer. Head, norms, attention: BF16; masters, gradients
-and moments: FP32. Prints a loss a step and, from the second run on, the gap of the last 50 steps to the first run's.
+its present largest magnitude. edges, two: the same but for the first and last layer, the first and last two. Head, norms, attention:
+BF16; masters, gradients and moments: FP32. Prints a loss a step and, from the second run on, the gap of the last 50 steps to the
+first run's.
 """
 import argparse
 import math
@@ -16,9 +17,9 @@ import torch
 import torch.nn.functional as F
 
 parser = argparse.ArgumentParser()
-parser.add_argument("runs", nargs="+", choices=["bf16", "whole", "edges"])
+parser.add_argument("runs", nargs="+", choices=["bf16", "whole", "edges", "two"])
 parser.add_argument("--iters", type=int, default=200)
-parser.add_argument("--rate", type=float, default=5e-6)
+parser.add_argument("--rate", type=float, nargs="+", default=[5e-6])
 parser.add_argument("--tiny", action="store_true", help="a model for a CPU, to see that the script runs")
 args = parser.parse_args()
 device = "cpu" if args.tiny else "cuda"
@@ -28,19 +29,17 @@ size = hidden // heads
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
-def mock_corpus():
-    """Megatron-LM's mock documents: 1, 2, 3, ... and the last id of the vocabulary, of random lengths; here in random order."""
+def mock_samples():
+    """The first samples of Megatron-LM's mock corpus, as its GPTDataset orders them: [steps * batch, sequence + 1] token ids."""
     lengths = np.random.default_rng(0).integers(1, 4096, size=100000, dtype=np.int32)
-    order = np.random.default_rng(1).permutation(33333)
-    need, out = args.iters * batch * sequence + 1, []
-    for document in order:
-        tokens = (np.arange(lengths[document]) + 1) % vocabulary
-        tokens[-1] = vocabulary - 1
-        out.append(tokens)
-        need -= len(tokens)
-        if need <= 0:
-            break
-    return torch.from_numpy(np.concatenate(out))
+    order, last = np.random.RandomState(1234), min(vocabulary, 32000) - 1
+    documents = np.arange(33333, dtype=np.int32)
+    order.shuffle(documents)
+    stream = np.concatenate([np.append(np.arange(1, lengths[d]) % (last + 1), last) for d in documents])
+    samples = np.arange((len(stream) - 1) // sequence, dtype=np.uint32)
+    order.shuffle(samples)
+    begin = samples[:args.iters * batch].astype(np.int64) * sequence
+    return torch.from_numpy(stream[begin[:, None] + np.arange(sequence + 1)])
 
 
 def narrow(x, dtype):
@@ -98,8 +97,14 @@ def make_weights():
     return weights
 
 
-angles = torch.outer(torch.arange(sequence, device=device).float(),
-                     500000.0 ** (-torch.arange(0, size, 2, device=device).float() / size))
+def frequencies():
+    """Llama 3.1's scaling by 32 of waves longer than its first context of 8192, with a ramp between 1 and 4 turns in it."""
+    plain = 500000.0 ** (-torch.arange(0, size, 2, device=device).float() / size)
+    ramp = ((8192 * plain / (2 * math.pi) - 1) / (4 - 1)).clamp(0, 1)
+    return plain / 32 * (1 - ramp) + plain * ramp
+
+
+angles = torch.outer(torch.arange(sequence, device=device).float(), frequencies())
 cosine, sine = (torch.cat((f(angles), f(angles)), -1) for f in (torch.cos, torch.sin))
 
 
@@ -128,27 +133,28 @@ def loss_of(w, tokens, fp8_layer):
     return F.cross_entropy(logits.float(), tokens[:, 1:].reshape(-1))
 
 
-def train(name, corpus):
+def train(name, rate, samples):
+    ends = {"bf16": layers, "whole": 0, "edges": 1, "two": 2}[name]
+
     def fp8_layer(i):
-        return name == "whole" or (name == "edges" and 0 < i < layers - 1)
+        return ends <= i < layers - ends
 
     masters = make_weights()
     narrow_weights = {k: v.bfloat16().requires_grad_() for k, v in masters.items()}
     matrices = [v for v in masters.values() if v.dim() > 1]
     vectors = [v for v in masters.values() if v.dim() == 1]
-    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
-                                  lr=args.rate, betas=(0.9, 0.95), eps=1e-5, fused=device == "cuda")
+    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.033}, {"params": vectors, "weight_decay": 0.0}],
+                                  lr=rate, betas=(0.9, 0.95), eps=1e-8, fused=device == "cuda")
     losses, start = [], time.time()
     for step in range(args.iters):
         for group in optimizer.param_groups:
-            group["lr"] = args.rate * min(1.0, (step + 1) / 10)
+            group["lr"] = rate * min(1.0, (step + 1) / 10)
         for v in masters.values():
             v.grad = torch.zeros_like(v) if v.grad is None else v.grad.zero_()
         total = 0.0
         for part in range(batch // micro):
-            begin = (step * batch + part * micro) * sequence
-            at = begin + torch.arange(micro)[:, None] * sequence + torch.arange(sequence + 1)[None]
-            loss = loss_of(narrow_weights, corpus[at].to(device), fp8_layer)
+            begin = step * batch + part * micro
+            loss = loss_of(narrow_weights, samples[begin:begin + micro].to(device), fp8_layer)
             (loss * (micro / batch)).backward()
             for k, v in narrow_weights.items():  # Fp32 sums, as Megatron-LM keeps them.
                 masters[k].grad += v.grad
@@ -162,19 +168,20 @@ def train(name, corpus):
         losses.append(total)
     losses = [float(loss) for loss in losses]
     for step in range(9, args.iters, 10):
-        print(f"{name} step {step + 1} loss {losses[step]:.5f}")
+        print(f"{name} at {rate:.1e} step {step + 1} loss {losses[step]:.5f}")
     print(f"{name}: {(time.time() - start) / args.iters * 1e3:.0f} ms a step, fell {losses[0] - losses[-1]:.3f} nats to {losses[-1]:.4f}",
           flush=True)
     return losses
 
 
-corpus = mock_corpus()
-base = None
-for run in args.runs:
-    losses = train(run, corpus)
-    if base is None:
-        base = losses
-    else:
+samples = mock_samples()
+for rate in args.rate:
+    base = None
+    for run in args.runs:
+        losses = train(run, rate, samples)
+        if base is None:
+            base = losses
+            continue
         gaps = [abs(a / b - 1) for a, b in zip(losses[-50:], base[-50:])]
-        print(f"PyTorch FP8 {run} beside {args.runs[0]}: gap of the last {len(gaps)}: mean {100 * sum(gaps) / len(gaps):.3f} %, "
-              f"largest {100 * max(gaps):.3f} %", flush=True)
+        print(f"PyTorch FP8 {run} at {rate:.1e} beside {args.runs[0]}: gap of the last {len(gaps)}: mean "
+              f"{100 * sum(gaps) / len(gaps):.3f} %, largest {100 * max(gaps):.3f} %", flush=True)

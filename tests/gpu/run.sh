@@ -18,7 +18,7 @@
 #     kernels      bandwidth and product tables (1 GPU, 80 s)
 #     train        the rows of 1B (in turn with PyTorch), GPT-2, 0.5B, correlation (1 GPU, 6 min)
 #     train8b      8B in BF16 and FP8 (1 GPU, 3 min)
-#     fp8          losses in FP8 beside BF16 (FP8_RECIPES) (1 GPU, 3 min)
+#     fp8          losses in FP8 beside BF16 (FP8_RECIPES, FP8_LR) (1 GPU, 3 min)
 #     qwen8b       Qwen3-8B on one GPU (1 GPU, 20 s)
 #     moe          DeepSeek-V2-Lite, 12 layers (1 GPU, 10 s)
 #     moe2         DeepSeek-V2-Lite whole on two GPUs (2 GPUs, 20 s)
@@ -27,7 +27,7 @@
 #     tuning       first suggestions and timed products, in turn (1 GPU, 2 min)
 #     train2       1B data parallel, 8B tensor parallel, each beside one GPU (2 GPUs, 2 min)
 #     resume2      from one rank's checkpoint on two tensor-parallel ranks (2 GPUs, 20 s)
-#     fp8_torch    a report: FP8 beside BF16 in PyTorch, same shape (1 GPU, 4 min)
+#     fp8_torch    a report: FP8 beside BF16 in PyTorch, same shape and data (FP8_LR) (1 GPU, 4 min a rate)
 #     overlap      gradients reduced while backward runs: same bits, times (2 GPUs, 20 s)
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"

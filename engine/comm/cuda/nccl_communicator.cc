@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <future>
 #include <thread>
 #include <vector>
 
@@ -18,8 +19,6 @@
 
 namespace mbridge::cuda {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 ncclDataType_t TypeOf(DType dtype) {
   switch (dtype) {
@@ -51,10 +50,10 @@ class NcclCommunicator : public Communicator {
       std::memcpy(id.internal, bytes.data(), bytes.size());
     }
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;  // So that connecting can be given up too.
-    const ncclResult_t begun = ncclCommInitRankConfig(&comm_, options.size, id, options.rank, &config);
-    if (begun != ncclInProgress) Check(begun, "ncclCommInitRankConfig");
-    AwaitEnqueued("connecting");
+    // The other mode starts a thread for every collective, which makes an iteration of a small tensor-parallel model three times
+    // as long. Where NCCL waits for a peer inside a call, here and in the first collectives, the process's watchdog ends it.
+    config.blocking = 1;
+    Check(ncclCommInitRankConfig(&comm_, options.size, id, options.rank, &config), "connecting");
     watch_ = AddWatch([this](double waited) { CheckPeers(waited); });
   }
   ~NcclCommunicator() override {
@@ -127,7 +126,7 @@ class NcclCommunicator : public Communicator {
     }
     NoteEnqueued(what, options_.group);
     if (input.device == DeviceType::kCuda) {
-      Enqueued(enqueue(input.data, output.data), what);
+      Check(enqueue(input.data, output.data), what);
       return;
     }
     const size_t in_bytes = (input.bytes() + 255) / 256 * 256;
@@ -135,7 +134,7 @@ class NcclCommunicator : public Communicator {
     char* const in = static_cast<char*>(staging_);
     char* const out = in + in_bytes;
     MB_CUDA(cudaMemcpyAsync(in, input.data, input.bytes(), cudaMemcpyHostToDevice, stream_));
-    Enqueued(enqueue(in, out), what);
+    Check(enqueue(in, out), what);
     // Through the device: into pageable memory CUDA's own copy waits for the peers where no watch runs.
     Device& device = DeviceOf(DeviceType::kCuda);
     device.CopyToHost(options_.context, output.data, out, output.bytes());
@@ -156,47 +155,29 @@ class NcclCommunicator : public Communicator {
   void Leave() {
     if (std::uncaught_exceptions() == 0 && IsFinalized())
       ncclCommDestroy(comm_);
-    else
+    else if (comm_ != nullptr)
       ncclCommAbort(comm_);
   }
 
+  // In a thread of its own, for the call may wait for peers that stall; an abort ends it.
   bool IsFinalized() {
     constexpr double kMostSeconds = 30;  // The results are there: nothing is lost by leaving early.
     const WaitNote note("leaving", options_.group);
-    const ncclResult_t begun = ncclCommFinalize(comm_);
-    if (begun != ncclSuccess && begun != ncclInProgress) return false;
-    const Clock::time_point deadline = DeadlineIn(std::min(kMostSeconds, options_.timeout_seconds / 2));
-    for (;;) {
-      ncclResult_t state = ncclSuccess;
-      if (ncclCommGetAsyncError(comm_, &state) != ncclSuccess) return false;
-      if (state != ncclInProgress) return state == ncclSuccess;
-      if (Clock::now() > deadline) return false;
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    int device = 0;
+    if (cudaGetDevice(&device) != cudaSuccess) return false;
+    std::promise<ncclResult_t> promise;
+    std::future<ncclResult_t> result = promise.get_future();
+    std::thread leaving([comm = comm_, device, &promise] {
+      promise.set_value(cudaSetDevice(device) == cudaSuccess ? ncclCommFinalize(comm) : ncclUnhandledCudaError);
+    });
+    const double seconds = std::min(kMostSeconds, options_.timeout_seconds / 2);
+    const bool in_time = result.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready;
+    if (!in_time) {
+      ncclCommAbort(comm_);
+      comm_ = nullptr;
     }
-  }
-
-  void Enqueued(ncclResult_t result, const char* what) {
-    if (result == ncclInProgress)
-      AwaitEnqueued(what);
-    else
-      Check(result, what);
-  }
-
-  static Clock::time_point DeadlineIn(double seconds) {
-    return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-  }
-
-  // A non-blocking communicator has taken the call.
-  void AwaitEnqueued(const char* what) {
-    const Clock::time_point deadline = DeadlineIn(options_.timeout_seconds);
-    for (;;) {
-      ncclResult_t state = ncclSuccess;
-      Check(ncclCommGetAsyncError(comm_, &state), what);
-      if (state == ncclSuccess) return;
-      Check(state, what);
-      if (Clock::now() > deadline) Fail(v1::REASON_COLLECTIVE_TIMEOUT, what, NotWithinTime("peers did not join"));
-      std::this_thread::yield();
-    }
+    leaving.join();
+    return in_time && result.get() == ncclSuccess;
   }
 
   // While the host waits for the GPU: so a dead or stalled peer does not hang this rank.
@@ -217,7 +198,7 @@ class NcclCommunicator : public Communicator {
   }
 
   void Check(ncclResult_t result, const char* what) {
-    if (result == ncclSuccess || result == ncclInProgress) return;
+    if (result == ncclSuccess) return;
     const std::string detail = ncclGetLastError(comm_);
     const v1::Reason reason = ReasonOfNccl(result, detail);
     Fail(reason, what,
