@@ -579,35 +579,9 @@ gap() {
 }
 
 # The 1B shape in BF16 and in FP8 on the same data. FP8_RECIPES: scalings; `-edges`, `-two`: that many first and last layers in BF16,
-# `-whole`: none. FP8_LR: the learning rate; docs/benchmarks.md says which recipes keep the bound at which. The last three kinds of
-# recipes are reports without a verdict on their gap: `bf16-again` starts from weights that differ by 1e-6 of themselves, which shows
+# `-whole`: none. FP8_LR: the learning rate; docs/benchmarks.md says which recipes keep the bound at which. Reports without a verdict
+# on their gap: `-whole`, the emulated ones, and `bf16-again`, which starts from weights that differ by 1e-6 of themselves and shows
 # what becomes of roundings in BF16 alone. FP8_BASE: empty where $OUT/fp8-bf16.log is there already.
-fp8() {
-  bench8b 8b-fp8 mixed_precision=bf16_with_fp8_current_scaling_mixed
-  bench8b 8b-fp8-all-layers mixed_precision=bf16_with_fp8_current_scaling_mixed mixed_precision.first_last_layers_bf16=false
-}
-
-# losses LOG: iteration and loss of each line.
-losses() {
-  grep -oE "iteration +[0-9]+/.*lm loss: [-+.0-9eE]+" "$1" | sed -E 's#iteration +([0-9]+)/.*lm loss: ([-+.0-9eE]+)#\1 \2#' | sort -n
-}
-
-# gap NAME: of the losses in fp8-NAME.log to those in fp8-bf16.log, over the last 50 of the iterations.
-gap() {
-  join <(losses "$OUT/fp8-bf16.log" | sort -k 1b,1) <(losses "$OUT/fp8-$1.log" | sort -k 1b,1) | sort -n | awk -v name="$1" '
-    { n++; wide[n] = $2; narrow[n] = $3 }
-    END {
-      if (n < 60) { printf "FP8 %s: only %d iterations in common\n", name, n; exit 1 }
-      for (i = n - 49; i <= n; i++) { d = narrow[i] / wide[i] - 1; d = d < 0 ? -d : d; sum += d; if (d > most) most = d }
-      printf "FP8 %s: BF16 fell %.3f nats to %.4f, FP8 ends at %.4f; gap of the last 50: mean %.3f %%, largest %.3f %%\n", name,
-        wide[1] - wide[n], wide[n], narrow[n], 2 * sum, 100 * most
-      exit !(wide[1] - wide[n] >= 2 && 2 * sum <= 1 && 100 * most <= 2) }'
-}
-
-# The 1B shape in BF16 and in FP8 on the same data. FP8_RECIPES: scalings; `-edges`: first and last layer in BF16, `-whole`: not.
-# Only the first preset keeps two layers in BF16 by itself, and the bound holds with them: other runs are reported without a verdict
-# on their gap. `bf16-again` starts from weights that differ by 1e-6 of themselves: what becomes of roundings in BF16 alone.
-# FP8_BASE: empty where $OUT/fp8-bf16.log is there already.
 fp8() {
   local rate="${FP8_LR:-1.5e-7}"
   local shape=(model.seq_length=2048 dataset.seq_length=2048 train.micro_batch_size=4 train.global_batch_size=8
