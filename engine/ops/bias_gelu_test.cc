@@ -2,11 +2,13 @@
 
 #include "engine/ops/bias_add.h"
 #include "engine/ops/cpu/vector_math.h"
-#include "engine/ops/test_support.h"
+#include "engine/ops/test_bounds.h"
 
 namespace mbridge {
 namespace {
 
+using test::Bounded;
+using test::Bounds;
 using test::Kind;
 using test::Owned;
 using test::Values;
@@ -106,6 +108,51 @@ TEST(BiasAddTest, RoundsTheProductThenTheSum) {
     for (size_t i = 0; i < x.size(); ++i) {
       const double once = test::RoundTo(kind.precision, x[i]);
       EXPECT_EQ(y[i], test::RoundTo(kind.precision, once + bias[i % kWidth])) << i;
+    }
+  }
+}
+
+void CheckNarrow(const Kind& kind, GeluKind gelu, bool with_bias, int64_t rows, int64_t n) {
+  const bool tanh = gelu == GeluKind::kTanh || gelu == GeluKind::kTanhFused;
+  const bool eager = gelu == GeluKind::kTanh || gelu == GeluKind::kErf;
+  const Values x = test::RandomValues(rows * n, 1, 4.0, kind.precision),
+               bias = with_bias ? test::RandomValues(n, 2, 1.0, kind.precision) : Values(n),
+               dy = test::RandomValues(rows * n, 3, 1.0, kind.precision);
+  const Owned x_data(kind.storage, {rows, n}, x), bias_data(kind.storage, {n}, bias), y(kind.storage, {rows, n}),
+      dx(kind.storage, {rows, n}, dy);
+  const Tensor added = with_bias ? bias_data.tensor() : Tensor();
+  BiasGeluForward({}, x_data, added, gelu, kind.precision, y);
+  BiasGeluBackward({}, dx, x_data, added, gelu, kind.precision, dx);
+  Bounds expected_y, expected_dx;
+  for (int64_t i = 0; i < rows * n; ++i) {
+    const Bounded sum = Bounded(x[i]) + bias[i % n], u = eager ? Stored(sum, kind.precision) : sum;
+    expected_y.push_back(Stored(test::Gelu(tanh, u), kind.precision));
+    expected_dx.push_back(Stored(test::GeluSlope(tanh, u) * dy[i], kind.precision));
+  }
+  const std::string variant = ", kind " + std::to_string(static_cast<int>(gelu)) + (with_bias ? ", bias" : "");
+  test::ExpectBounded("BiasGeluForward" + variant, kind, y, expected_y);
+  test::ExpectBounded("BiasGeluBackward" + variant, kind, dx, expected_dx);
+}
+
+TEST(BiasGeluTest, NarrowStorageWithinItsBounds) {
+  for (const Kind& kind : test::NarrowKinds()) {
+    for (const auto& [rows, n] : test::kAwkwardShapes) {
+      for (const GeluKind gelu : {GeluKind::kTanhFused, GeluKind::kTanh, GeluKind::kErf, GeluKind::kErfFused}) {
+        for (const bool with_bias : {false, true}) CheckNarrow(kind, gelu, with_bias, rows, n);
+      }
+    }
+  }
+}
+
+TEST(BiasAddTest, NarrowStorageWithinItsBounds) {
+  for (const Kind& kind : test::NarrowKinds()) {
+    for (const auto& [rows, n] : test::kAwkwardShapes) {
+      const Values x = test::RandomValues(rows * n, 1, 2.0, kind.precision), bias = test::RandomValues(n, 2, 1.0, kind.precision);
+      const Owned y(kind.storage, {rows, n}, x);
+      BiasAdd({}, y, Owned(kind.storage, {n}, bias), kind.precision);
+      Bounds expected;
+      for (int64_t i = 0; i < rows * n; ++i) expected.push_back(Stored(Bounded(x[i]) + bias[i % n], kind.precision));
+      test::ExpectBounded("BiasAdd", kind, y, expected);
     }
   }
 }

@@ -1,10 +1,12 @@
 #include "engine/ops/causal_conv1d.h"
 
-#include "engine/ops/test_support.h"
+#include "engine/ops/test_bounds.h"
 
 namespace mbridge {
 namespace {
 
+using test::Bounded;
+using test::Bounds;
 using test::Kind;
 using test::Owned;
 using test::Values;
@@ -68,6 +70,53 @@ TEST(CausalConv1dTest, ForwardAndBackward) {
 TEST(CausalConv1dTest, RefusesOtherShapes) {
   const Owned x(DType::kF32, {6, 4}), y(DType::kF32, {6, 4}), w(DType::kF32, {3, 1, 4});
   EXPECT_THROW(CausalConv1dForward({}, AsMatrix(x), w, {}, 2, DType::kF32, AsMatrix(y)), EngineError);
+}
+
+void CheckNarrow(const Kind& kind, int64_t length, int64_t batch, int64_t channels, int64_t taps) {
+  const int64_t rows = length * batch;
+  const Values x = test::RandomValues(rows * channels, 1, 2.0, kind.precision),
+               weight = test::RandomValues(channels * taps, 2, 1.0, kind.precision),
+               bias = test::RandomValues(channels, 3, 1.0, kind.precision),
+               dy = test::RandomValues(rows * channels, 4, 1.0, kind.precision);
+  const Owned x_data(kind.storage, {rows, channels}, x), w(kind.storage, {channels, taps}, weight),
+      b(kind.storage, {channels}, bias), g(kind.storage, {rows, channels}, dy), y(kind.storage, {rows, channels}),
+      dx(kind.storage, {rows, channels}), weight_grad(DType::kF32, {channels, taps}), bias_grad(DType::kF32, {channels});
+  CausalConv1dForward({}, AsMatrix(x_data), w, b, batch, kind.precision, AsMatrix(y));
+  CausalConv1dBackward({}, AsMatrix(g), AsMatrix(x_data), w, b, batch, kind.precision, AsMatrix(dx), weight_grad, bias_grad);
+  Bounds expected_y, expected_dx, expected_weight, expected_bias;
+  std::vector<test::Sum> dx_sums(rows * channels), weight_sums(channels * taps), bias_sums(channels);
+  for (int64_t at = 0; at < rows * channels; ++at) {
+    const int64_t row = at / channels, j = at % channels;
+    const auto from = [&](int64_t i) { return row - (taps - 1 - i) * batch; };
+    test::Sum sum;
+    sum.Add(bias[j]);
+    for (int64_t i = 0; i < taps; ++i) {
+      if (from(i) >= 0) sum.Add(Bounded(weight[j * taps + i]) * x[from(i) * channels + j]);
+    }
+    const Bounded u = sum.Total(), s = Sigmoid(u), du = dy[at] * s * (1 + u * (1 - s));
+    expected_y.push_back(Stored(u * s, kind.precision));
+    bias_sums[j].Add(du);
+    for (int64_t i = 0; i < taps; ++i) {
+      if (from(i) < 0) continue;
+      dx_sums[from(i) * channels + j].Add(weight[j * taps + i] * du);
+      weight_sums[j * taps + i].Add(du * x[from(i) * channels + j]);
+    }
+  }
+  for (const test::Sum& sum : dx_sums) expected_dx.push_back(Stored(sum.Total(), kind.precision));
+  for (const test::Sum& sum : weight_sums) expected_weight.push_back(Stored(sum.Total(), kind.precision));
+  for (const test::Sum& sum : bias_sums) expected_bias.push_back(Stored(sum.Total(), kind.precision));
+  test::ExpectBounded("CausalConv1dForward", kind, y, expected_y);
+  test::ExpectBounded("CausalConv1dBackward's dx", kind, dx, expected_dx);
+  test::ExpectBounded("CausalConv1dBackward's weight_grad", kind, weight_grad, expected_weight);
+  test::ExpectBounded("CausalConv1dBackward's bias_grad", kind, bias_grad, expected_bias);
+}
+
+TEST(CausalConv1dTest, NarrowStorageWithinItsBounds) {
+  for (const Kind& kind : test::NarrowKinds()) {
+    for (const int64_t channels : {1, 7, 33, 129}) {
+      for (const int64_t taps : {1, 4, 9}) CheckNarrow(kind, 5, 3, channels, taps);
+    }
+  }
 }
 
 }  // namespace

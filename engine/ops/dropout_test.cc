@@ -1,10 +1,12 @@
 #include "engine/ops/dropout.h"
 
-#include "engine/ops/test_support.h"
+#include "engine/ops/test_bounds.h"
 
 namespace mbridge {
 namespace {
 
+using test::Bounded;
+using test::Bounds;
 using test::Kind;
 using test::Owned;
 using test::Values;
@@ -99,6 +101,63 @@ TEST(BiasDropoutAddTest, Backward) {
         const double expected = 3.0 + (c.bias ? test::RoundTo(kind.precision, column[j]) : 0.0);
         EXPECT_NEAR(bias_grad[j], expected, kind.precision == DType::kF32 ? 5e-6 : kind.epsilon() * std::fabs(column[j]) * 2);
       }
+    }
+  }
+}
+
+Values NarrowMask(int64_t count) {
+  Values mask = test::RandomValues(count, 2);
+  for (double& m : mask) m = m > -0.6 ? 1 : 0;
+  return mask;
+}
+
+TEST(DropoutTest, NarrowStorageWithinItsBounds) {
+  for (const Kind& kind : test::NarrowKinds()) {
+    for (const auto& [rows, n] : test::kAwkwardShapes) {
+      const Values x = test::RandomValues(rows * n, 1, 2.0, kind.precision), mask = NarrowMask(rows * n);
+      const Owned y(kind.storage, {rows, n}, x);
+      Dropout({}, y, Owned(DType::kU8, {rows, n}, mask), kP, kind.precision, y);
+      Bounds expected;
+      for (int64_t i = 0; i < rows * n; ++i)
+        expected.push_back(Stored(Bounded(x[i]) * mask[i] * DropoutScale(DropoutKind::kEager, kP), kind.precision));
+      test::ExpectBounded("Dropout", kind, y, expected);
+    }
+  }
+}
+
+void CheckNarrow(const Kind& kind, const BdaCase& c, int64_t rows, int64_t n) {
+  const bool eager = c.kind == DropoutKind::kEager;
+  const Values x = test::RandomValues(rows * n, 1, 2.0, kind.precision), bias = test::RandomValues(n, 2, 1.0, kind.precision),
+               residual = test::RandomValues(rows * n, 3, 3.0, kind.precision), mask = NarrowMask(rows * n),
+               before = test::RandomValues(n, 5, 1.0, DType::kF32);
+  const Owned x_data(kind.storage, {rows, n}, x), bias_data(kind.storage, {n}, bias), mask_data(DType::kU8, {rows, n}, mask);
+  const Owned y(kind.storage, {rows, n}, residual), dx(kind.storage, {rows, n}), bias_grad(DType::kF32, {n}, before);
+  const Tensor keep = c.mask ? mask_data.tensor() : Tensor();
+  BiasDropoutAddForward({}, x_data, c.bias ? bias_data.tensor() : Tensor(), y, keep, kP, c.kind, kind.precision, y);
+  BiasDropoutAddBackward({}, x_data, keep, kP, c.kind, kind.precision, dx, c.bias ? bias_grad.tensor() : Tensor());
+  const auto step = [&](const Bounded& v) { return eager ? Stored(v, kind.precision) : v; };
+  const auto dropped = [&](const Bounded& v, int64_t i) { return c.mask ? step(v * mask[i] * DropoutScale(c.kind, kP)) : v; };
+  Bounds expected_y, expected_dx, expected_grad;
+  std::vector<test::Sum> sums(n);
+  for (int64_t i = 0; i < rows * n; ++i) {
+    const Bounded sum = c.bias ? step(Bounded(x[i]) + bias[i % n]) : x[i];
+    expected_y.push_back(Stored(residual[i] + dropped(sum, i), kind.precision));
+    const Bounded gradient = dropped(x[i], i);
+    expected_dx.push_back(Stored(gradient, kind.precision));
+    sums[i % n].Add(gradient);
+  }
+  for (int64_t j = 0; j < n; ++j)
+    expected_grad.push_back(c.bias ? before[j] + Stored(sums[j].Total(), kind.precision) : before[j]);
+  const std::string variant = std::string(eager ? ", eager" : ", compiled") + (c.bias ? ", bias" : "") + (c.mask ? ", mask" : "");
+  test::ExpectBounded("BiasDropoutAddForward" + variant, kind, y, expected_y);
+  test::ExpectBounded("BiasDropoutAddBackward" + variant, kind, dx, expected_dx);
+  test::ExpectBounded("BiasDropoutAddBackward's bias_grad" + variant, kind, bias_grad, expected_grad);
+}
+
+TEST(BiasDropoutAddTest, NarrowStorageWithinItsBounds) {
+  for (const Kind& kind : test::NarrowKinds()) {
+    for (const auto& [rows, n] : test::kAwkwardShapes) {
+      for (const BdaCase& c : kCases) CheckNarrow(kind, c, rows, n);
     }
   }
 }

@@ -1,11 +1,13 @@
 #include "engine/ops/embedding.h"
 
 #include "engine/ops/dropout.h"
-#include "engine/ops/test_support.h"
+#include "engine/ops/test_bounds.h"
 
 namespace mbridge {
 namespace {
 
+using test::Bounded;
+using test::Bounds;
 using test::Kind;
 using test::Owned;
 using test::Values;
@@ -108,6 +110,93 @@ TEST(EmbeddingTest, ManyIdsAreRoundedOnce) {
                     EmbeddingSum::kMainGradient, grad, touched, scratch);
   EXPECT_EQ(grad[kNarrow + 2], test::RoundTo(DType::kBF16, sum));
   EXPECT_EQ(grad[2 * kNarrow], 0.0);
+}
+
+// Ids of [b, s], some of them of another rank's table.
+Values SomeIds(int64_t count, int64_t end, uint32_t seed) {
+  std::mt19937 engine(seed);
+  Values ids(count);
+  for (double& id : ids) id = engine() % 7 == 0 ? -1.0 : static_cast<double>(engine() % end);
+  return ids;
+}
+
+void CheckNarrowForward(const Kind& kind, int64_t h, bool with_places, bool dropout) {
+  constexpr int64_t b = 3, s = 5;
+  const Values words = test::RandomValues(kVocabulary * h, 1, 1.0, kind.precision),
+               places = test::RandomValues(kPlaces * h, 2, 1.0, kind.precision), random = test::RandomValues(s * b * h, 5);
+  Values ids = SomeIds(b * s, kVocabulary, 3), positions = SomeIds(b * s, kPlaces, 4), mask(s * b * h);
+  for (size_t i = 0; i < mask.size(); ++i) mask[i] = random[i] > -0.5 ? 1 : 0;
+  if (with_places) {
+    for (Values* all : {&ids, &positions})
+      for (double& id : *all) id = std::max(id, 0.0);
+  }
+  const Owned y(kind.storage, {s, b, h}), keep(DType::kU8, {s, b, h}, mask), table(kind.storage, {kPlaces, h}, places);
+  EmbeddingForward({}, Owned(DType::kI32, {b, s}, ids), Owned(DType::kI32, {b, s}, positions),
+                   Owned(kind.storage, {kVocabulary, h}, words), with_places ? table.tensor() : Tensor(),
+                   dropout ? keep.tensor() : Tensor(), 0.25, kind.precision, y);
+  Bounds expected;
+  for (int64_t i = 0; i < s * b * h; ++i) {
+    const int64_t row = i / h, id = row % b * s + row / b, j = i % h;
+    Bounded v = ids[id] < 0 ? 0.0 : words[static_cast<int64_t>(ids[id]) * h + j];
+    if (with_places) v = Stored(v + places[static_cast<int64_t>(positions[id]) * h + j], kind.precision);
+    if (dropout) v = Stored(v * mask[i] * DropoutScale(DropoutKind::kEager, 0.25), kind.precision);
+    expected.push_back(v);
+  }
+  test::ExpectBounded(std::string("EmbeddingForward") + (with_places ? ", positions" : "") + (dropout ? ", dropout" : ""), kind,
+                      y, expected);
+}
+
+void CheckNarrowBackward(const Kind& kind, int64_t b, int64_t s, int64_t h, EmbeddingSum sum) {
+  constexpr int64_t kChunk = 32, kMaxChunked = 3072;
+  const Values ids = SomeIds(b * s, kVocabulary, 6), dy = test::RandomValues(s * b * h, 7, 1.0, kind.precision),
+               before = test::RandomValues(kVocabulary * h, 8, 1.0, DType::kF32);
+  const Owned grad(DType::kF32, {kVocabulary, h}, before), touched(DType::kI32, {kVocabulary}, Values(kVocabulary, -1)),
+      scratch(DType::kF32, {b * s, h});
+  EmbeddingBackward({}, Owned(DType::kI32, {b, s}, ids), Owned(kind.storage, {s, b, h}, dy), kind.precision, sum, grad, touched,
+                    scratch);
+  const int64_t chunk = b * s > kMaxChunked ? b * s : kChunk;
+  Bounds gathered(kVocabulary * h), expected(before.begin(), before.end());
+  for (int64_t first = 0; first < b * s; first += chunk) {
+    std::vector<test::Sum> sums(kVocabulary * h);
+    std::vector<bool> seen(kVocabulary);
+    for (int64_t i = first; i < std::min(first + chunk, b * s); ++i) {
+      if (ids[i] < 0) continue;
+      const auto id = static_cast<int64_t>(ids[i]);
+      seen[id] = true;
+      for (int64_t j = 0; j < h; ++j) sums[id * h + j].Add(dy[(i % s * b + i / s) * h + j]);
+    }
+    for (int64_t at = 0; at < kVocabulary * h; ++at) {
+      if (seen[at / h]) gathered[at] = Stored(gathered[at] + sums[at].Total(), kind.precision);
+    }
+  }
+  for (int64_t at = 0; at < kVocabulary * h; ++at) {
+    const int64_t id = at / h;
+    if (std::find(ids.begin(), ids.end(), static_cast<double>(id)) == ids.end()) continue;
+    expected[at] = sum == EmbeddingSum::kMainGradient
+                       ? before[at] + gathered[at]
+                       : Stored(test::Stored(before[at], kind.precision) + gathered[at], kind.precision);
+  }
+  test::ExpectBounded(sum == EmbeddingSum::kMainGradient ? "EmbeddingBackward, main" : "EmbeddingBackward, tied", kind, grad,
+                      expected);
+  EXPECT_EQ(touched.ToValues(), Values(kVocabulary, -1));
+}
+
+TEST(EmbeddingTest, NarrowStorageWithinItsBounds) {
+  struct Ids {
+    int64_t b, s, h;
+  };
+  for (const Kind& kind : test::NarrowKinds()) {
+    for (const int64_t h : {1, 7, 33, 127, 264, 2050, 2056}) {
+      for (const bool with_places : {false, true}) {
+        for (const bool dropout : {false, true}) CheckNarrowForward(kind, h, with_places, dropout);
+      }
+    }
+    for (const auto& [b, s, h] :
+         {Ids{1, 1, 1}, Ids{3, 23, 7}, Ids{5, 41, 33}, Ids{2, 33, 264}, Ids{1, 31, 2050}, Ids{3, 1031, 3}, Ids{1, 3073, 8}}) {
+      for (const EmbeddingSum sum : {EmbeddingSum::kMainGradient, EmbeddingSum::kTiedGradient})
+        CheckNarrowBackward(kind, b, s, h, sum);
+    }
+  }
 }
 
 }  // namespace

@@ -50,7 +50,8 @@ extern Op<void(const Context&, const Tensor& dy, std::span<const Tensor> biases,
 // y [T, n] = round(x round(sigmoid(logits))), logits [T, 1] F32, rounded on read.
 extern Op<void(const Context&, const Tensor& x, const Tensor& logits, DType precision, const Tensor& y)> SharedGateForward;
 
-// dx [T, n] = round(dy round(sigmoid)); d_logits [T, 1] F32 = round(round(sum of dy x) sigmoid (1 - sigmoid)). dx may be dy.
+// With g = round(sigmoid), as in forward: dx [T, n] = round(dy g); d_logits [T, 1] F32 = round(round(sum of dy x) g (1 -
+// g)). dx may be dy.
 extern Op<void(const Context&, const Tensor& dy, const Tensor& x, const Tensor& logits, DType precision, const Tensor& dx,
                const Tensor& d_logits)>
     SharedGateBackward;

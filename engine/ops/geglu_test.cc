@@ -1,10 +1,12 @@
 #include "engine/ops/geglu.h"
 
-#include "engine/ops/test_support.h"
+#include "engine/ops/test_bounds.h"
 
 namespace mbridge {
 namespace {
 
+using test::Bounded;
+using test::Bounds;
 using test::Kind;
 using test::Owned;
 using test::Values;
@@ -65,6 +67,40 @@ TEST(GegluTest, ForwardAndBackward) {
 TEST(GegluTest, RefusesWidthsThatDoNotFit) {
   const Owned x(DType::kF32, {kRows, kWidth}), y(DType::kF32, {kRows, kWidth});
   EXPECT_THROW(GegluForward({}, x, {}, GeluKind::kTanh, DType::kF32, y), EngineError);
+}
+
+void CheckNarrow(const Kind& kind, GeluKind gelu, bool with_bias, int64_t rows, int64_t n) {
+  const Values x = test::RandomValues(rows * 2 * n, 1, 4.0, kind.precision),
+               bias = with_bias ? test::RandomValues(2 * n, 2, 1.0, kind.precision) : Values(2 * n),
+               dy = test::RandomValues(rows * n, 3, 1.0, kind.precision);
+  const Owned x_data(kind.storage, {rows, 2 * n}, x), bias_data(kind.storage, {2 * n}, bias), y(kind.storage, {rows, n}),
+      dx(kind.storage, {rows, 2 * n});
+  const Tensor added = with_bias ? bias_data.tensor() : Tensor();
+  GegluForward({}, x_data, added, gelu, kind.precision, y);
+  GegluBackward({}, Owned(kind.storage, {rows, n}, dy), x_data, added, gelu, kind.precision, dx);
+  const auto step = [&](const Bounded& v) { return IsFused(gelu) ? v : Stored(v, kind.precision); };
+  Bounds expected_y(rows * n), expected_dx(rows * 2 * n);
+  for (int64_t i = 0; i < rows * n; ++i) {
+    const int64_t j = i % n, at = i / n * 2 * n + j;
+    const Bounded gate = step(Bounded(x[at]) + bias[j]), linear = step(Bounded(x[at + n]) + bias[j + n]);
+    const Bounded value = step(test::Gelu(IsTanh(gelu), gate));
+    expected_y[i] = Stored(value * linear, kind.precision);
+    expected_dx[at] = Stored(step(dy[i] * linear) * test::GeluSlope(IsTanh(gelu), gate), kind.precision);
+    expected_dx[at + n] = Stored(dy[i] * value, kind.precision);
+  }
+  const std::string variant = ", kind " + std::to_string(static_cast<int>(gelu)) + (with_bias ? ", bias" : "");
+  test::ExpectBounded("GegluForward" + variant, kind, y, expected_y);
+  test::ExpectBounded("GegluBackward" + variant, kind, dx, expected_dx);
+}
+
+TEST(GegluTest, NarrowStorageWithinItsBounds) {
+  for (const Kind& kind : test::NarrowKinds()) {
+    for (const auto& [rows, n] : test::kAwkwardShapes) {
+      for (const GeluKind gelu : {GeluKind::kTanhFused, GeluKind::kTanh, GeluKind::kErf, GeluKind::kErfFused}) {
+        for (const bool with_bias : {false, true}) CheckNarrow(kind, gelu, with_bias, rows, n);
+      }
+    }
+  }
 }
 
 }  // namespace

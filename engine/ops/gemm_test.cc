@@ -1,10 +1,12 @@
 #include "engine/ops/gemm.h"
 
-#include "engine/ops/test_support.h"
+#include "engine/ops/test_bounds.h"
 
 namespace mbridge {
 namespace {
 
+using test::Bounded;
+using test::Bounds;
 using test::Owned;
 using test::Values;
 
@@ -94,6 +96,40 @@ TEST(GemmTest, RefusesWhatDoesNotFit) {
   const Owned e(DType::kF32, {4, 3});
   EXPECT_THROW(Gemm({}, AsMatrix(a), AsMatrix(e), AsMatrix(c), {.accumulate = true}), EngineError);
   EXPECT_THROW(Gemm({.device = DeviceType::kCuda}, AsMatrix(a), AsMatrix(e), AsMatrix(c), {}), EngineError);
+}
+
+// In any order, and as tensor cores add.
+void CheckNarrow(DType in, DType out, int64_t m, int64_t n, int64_t k, bool transpose_a, bool transpose_b) {
+  const Values a = test::RandomValues(m * k, 1, 1.0, in), b = test::RandomValues(k * n, 2, 1.0, in);
+  const Owned a_data(in, {m * k}, a), b_data(in, {k * n}, b), c(out, {m, n});
+  Gemm({}, transpose_a ? MatrixOf(a_data, k, m) : MatrixOf(a_data, m, k),
+       transpose_b ? MatrixOf(b_data, n, k) : MatrixOf(b_data, k, n), AsMatrix(c),
+       {.transpose_a = transpose_a, .transpose_b = transpose_b, .alpha = 0.3f});
+  Bounds expected;
+  for (int64_t i = 0; i < m * n; ++i) {
+    const int64_t row = i / n, column = i % n;
+    test::Sum sum;
+    for (int64_t l = 0; l < k; ++l) {
+      sum.Add(Bounded(a[transpose_a ? l * m + row : row * k + l]) * b[transpose_b ? column * k + l : l * n + column]);
+    }
+    expected.push_back(Stored(sum.Total(test::kTensorCoreUnit) * 0.3f, out));
+  }
+  test::ExpectBounded(
+      "Gemm over " + std::to_string(k) + (transpose_a ? ", a transposed" : "") + (transpose_b ? ", b transposed" : ""), {in, in},
+      c, expected);
+}
+
+TEST(GemmTest, NarrowStorageWithinItsBounds) {
+  struct Sizes {
+    int64_t m, n, k;
+  };
+  for (const DType in : {DType::kBF16, DType::kF16}) {
+    for (const DType out : {in, DType::kF32}) {
+      for (const auto& [m, n, k] : {Sizes{1, 1, 1}, Sizes{3, 7, 5}, Sizes{33, 17, 127}, Sizes{24, 40, 264}, Sizes{1, 3, 2047}}) {
+        for (const int flags : {0, 1, 2, 3}) CheckNarrow(in, out, m, n, k, (flags & 1) != 0, (flags & 2) != 0);
+      }
+    }
+  }
 }
 
 }  // namespace

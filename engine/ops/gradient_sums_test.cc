@@ -1,11 +1,13 @@
 #include "engine/ops/gradient_sums.h"
 
 #include "engine/ops/convert.h"
-#include "engine/ops/test_support.h"
+#include "engine/ops/test_bounds.h"
 
 namespace mbridge {
 namespace {
 
+using test::Bounded;
+using test::Bounds;
 using test::Kind;
 using test::Owned;
 using test::Values;
@@ -36,16 +38,24 @@ TEST(GradientSumsTest, ColumnSums) {
 }
 
 TEST(ConvertTest, RoundsAndChangesStorage) {
-  const Values x = test::RandomValues(99, 1, 8.0, DType::kF32);
-  for (DType from : {DType::kF32, DType::kBF16, DType::kF16}) {
-    for (DType to : {DType::kF32, DType::kBF16, DType::kF16}) {
-      for (DType precision : {DType::kF32, DType::kBF16, DType::kF16}) {
-        const Owned in(from, {99}, x), out(to, {99});
-        Convert({}, in, precision, out);
-        for (int i = 0; i < 99; ++i) EXPECT_EQ(out[i], test::RoundTo(to, test::RoundTo(precision, in[i])));
+  for (const int64_t count : {1, 7, 99, 2050, 4097}) {
+    const Values x = test::RandomValues(count, 1, 8.0, DType::kF32);
+    for (DType from : {DType::kF32, DType::kBF16, DType::kF16}) {
+      for (DType to : {DType::kF32, DType::kBF16, DType::kF16}) {
+        for (DType precision : {DType::kF32, DType::kBF16, DType::kF16}) {
+          const Owned in(from, {count}, x), out(to, {count});
+          Convert({}, in, precision, out);
+          Bounds expected;
+          for (int64_t i = 0; i < count; ++i) expected.emplace_back(test::RoundTo(to, test::RoundTo(precision, in[i])));
+          test::ExpectBounded(std::string("Convert to ") + std::string(NameOf(to)), {from, precision}, out, expected);
+        }
       }
     }
   }
+}
+
+TEST(ConvertTest, InPlaceAndRefusals) {
+  const Values x = test::RandomValues(99, 1, 8.0, DType::kF32);
   const Owned same(DType::kF32, {99}, x);
   Convert({}, same, DType::kBF16, same);
   EXPECT_EQ(same[5], test::RoundTo(DType::kBF16, x[5]));
@@ -59,6 +69,28 @@ TEST(ConvertTest, SpecialValuesKeepTheirKind) {
   EXPECT_TRUE(std::isinf(out[0]));
   EXPECT_TRUE(std::isnan(out[1]));
   EXPECT_TRUE(std::signbit(out[2]));
+}
+
+TEST(GradientSumsTest, NarrowStorageWithinItsBounds) {
+  for (const Kind& kind : test::NarrowKinds()) {
+    for (const auto& [rows, n] :
+         {test::AwkwardShape{1, 1}, {3, 7}, {257, 33}, {129, 127}, {1031, 8}, {67, 264}, {3, 2047}, {35, 2056}, {1, 4097}}) {
+      const Values x = test::RandomValues(rows * n, 1, 1.0, kind.precision),
+                   before = test::RandomValues(rows * n, 2, 1.0, DType::kF32);
+      const Owned x_data(kind.storage, {rows, n}, x), main(DType::kF32, {rows, n}, before), column_main(DType::kF32, {n}, before);
+      AddGradient({}, x_data, kind.precision, main);
+      AddColumnSums({}, x_data, kind.precision, column_main);
+      Bounds expected, expected_columns;
+      std::vector<test::Sum> sums(n);
+      for (int64_t i = 0; i < rows * n; ++i) {
+        expected.push_back(Bounded(before[i]) + x[i]);
+        sums[i % n].Add(x[i]);
+      }
+      for (int64_t j = 0; j < n; ++j) expected_columns.push_back(before[j] + Stored(sums[j].Total(), kind.precision));
+      test::ExpectBounded("AddGradient", kind, main, expected);
+      test::ExpectBounded("AddColumnSums", kind, column_main, expected_columns);
+    }
+  }
 }
 
 }  // namespace

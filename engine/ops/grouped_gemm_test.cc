@@ -1,10 +1,14 @@
 #include "engine/ops/grouped_gemm.h"
 
-#include "engine/ops/test_support.h"
+#include <utility>
+
+#include "engine/ops/test_bounds.h"
 
 namespace mbridge {
 namespace {
 
+using test::Bounded;
+using test::Bounds;
 using test::Owned;
 using test::Values;
 
@@ -73,6 +77,57 @@ TEST_P(GroupedGemmTest, RefusesOtherOffsets) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, GroupedGemmTest, testing::ValuesIn(test::kKinds));
+
+// Four experts, the second without rows.
+void CheckNarrow(DType dtype, int64_t in, int64_t out) {
+  const test::Kind kind{dtype, dtype};
+  constexpr int64_t offsets[] = {0, 67, 67, 68, 101}, rows = 101, experts = 4;
+  const Values x = test::RandomValues(rows * in, 1, 1.0, dtype), dy = test::RandomValues(rows * out, 2, 1.0, dtype),
+               w = test::RandomValues(experts * out * in, 3, 1.0, dtype),
+               before = test::RandomValues(experts * out * in, 4, 1.0, DType::kF32);
+  const Owned x_data(dtype, {rows, in}, x), dy_data(dtype, {rows, out}, dy), weights(dtype, {experts, out * in}, w),
+      grads(DType::kF32, {experts, out * in}, before), y(dtype, {rows, out}), dx(dtype, {rows, in}),
+      scratch(DType::kF32, {out * in}), places(DType::kI32, {experts + 1}, {0, 67, 67, 68, 101});
+  std::vector<Tensor> weight_tensors, grad_tensors;
+  for (int64_t e = 0; e < experts; ++e) {
+    for (const auto& [from, to] : {std::pair{&weights, &weight_tensors}, std::pair{&grads, &grad_tensors}}) {
+      to->push_back(from->tensor().Rows(e, 1));
+      to->back().shape = {out, in};
+    }
+  }
+  GroupedGemm({}, x_data, weight_tensors, places, y);
+  GroupedGemmInputGradient({}, dy_data, weight_tensors, places, dx);
+  GroupedGemmWeightGradient({}, dy_data, x_data, places, dtype, grad_tensors, scratch);
+  std::vector<test::Sum> y_sums(rows * out), dx_sums(rows * in), w_sums(experts * out * in);
+  for (int64_t e = 0; e < experts; ++e) {
+    for (int64_t r = offsets[e]; r < offsets[e + 1]; ++r) {
+      for (int64_t i = 0; i < out * in; ++i) {
+        const int64_t at = e * out * in + i, to = r * out + i / in, from = r * in + i % in;
+        y_sums[to].Add(Bounded(w[at]) * x[from]);
+        dx_sums[from].Add(Bounded(w[at]) * dy[to]);
+        w_sums[at].Add(Bounded(dy[to]) * x[from]);
+      }
+    }
+  }
+  const auto stored = [&](const std::vector<test::Sum>& sums) {
+    Bounds bounds;
+    for (const test::Sum& sum : sums) bounds.push_back(Stored(sum.Total(test::kTensorCoreUnit), dtype));
+    return bounds;
+  };
+  Bounds expected_grads = stored(w_sums);
+  for (size_t i = 0; i < before.size(); ++i) expected_grads[i] = before[i] + expected_grads[i];
+  const std::string variant = " of " + std::to_string(in) + " into " + std::to_string(out);
+  test::ExpectBounded("GroupedGemm" + variant, kind, y, stored(y_sums));
+  test::ExpectBounded("GroupedGemmInputGradient" + variant, kind, dx, stored(dx_sums));
+  test::ExpectBounded("GroupedGemmWeightGradient" + variant, kind, grads, expected_grads);
+}
+
+TEST(NarrowGroupedGemmTest, NarrowStorageWithinItsBounds) {
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const auto& [in, out] : {std::pair<int64_t, int64_t>{1, 1}, {5, 3}, {33, 127}, {64, 72}, {264, 40}})
+      CheckNarrow(dtype, in, out);
+  }
+}
 
 }  // namespace
 }  // namespace mbridge

@@ -1,10 +1,12 @@
 #include "engine/ops/logit_transform.h"
 
-#include "engine/ops/test_support.h"
+#include "engine/ops/test_bounds.h"
 
 namespace mbridge {
 namespace {
 
+using test::Bounded;
+using test::Bounds;
 using test::Kind;
 using test::Owned;
 using test::Values;
@@ -52,6 +54,36 @@ TEST(LogitTransformTest, DtypesMayDiffer) {
 TEST(LogitTransformTest, RefusesShapesThatDiffer) {
   const Owned logits(DType::kF32, {2, 3}), gradient(DType::kF32, {3, 2});
   EXPECT_THROW(TransformLogitsBackward({}, AsMatrix(logits), {}, DType::kF32, AsMatrix(gradient)), EngineError);
+}
+
+void CheckNarrow(const Kind& kind, const LogitTransform& transform, int64_t rows, int64_t n) {
+  const int64_t stride = n + 5;  // The last columns stay.
+  const Values x = test::RandomValues(rows * stride, 1, 6.0, kind.precision),
+               dy = test::RandomValues(rows * stride, 2, 1.0, kind.precision);
+  const Owned logits(kind.storage, {rows, stride}, x), gradient(kind.storage, {rows, stride}, dy);
+  TransformLogits({}, ColumnsOf(AsMatrix(logits), 0, n), transform, kind.precision);
+  TransformLogitsBackward({}, ColumnsOf(AsMatrix(logits), 0, n), transform, kind.precision, ColumnsOf(AsMatrix(gradient), 0, n));
+  Bounds expected(x.begin(), x.end()), expected_gradient(dy.begin(), dy.end());
+  for (int64_t i = 0; i < rows * stride; ++i) {
+    if (i % stride >= n) continue;
+    const bool capped = transform.soft_cap != 0;
+    const Bounded cap = transform.soft_cap, scaled = Bounded(x[i]) * transform.scale;
+    const Bounded t = capped ? logits[i] / cap : Bounded(0);  // The slope is that of the rounded value.
+    expected[i] = Stored(capped ? cap * Tanh(scaled / cap) : scaled, kind.precision);
+    expected_gradient[i] = Stored(Bounded(dy[i]) * transform.scale * (1 - t * t), kind.precision);
+  }
+  const std::string variant = transform.soft_cap == 0 ? "" : ", soft cap";
+  test::ExpectBounded("TransformLogits" + variant, kind, logits, expected);
+  test::ExpectBounded("TransformLogitsBackward" + variant, kind, gradient, expected_gradient);
+}
+
+TEST(LogitTransformTest, NarrowStorageWithinItsBounds) {
+  for (const Kind& kind : test::NarrowKinds()) {
+    for (const LogitTransform& transform :
+         {LogitTransform{0.125f, 0.0f}, LogitTransform{1.0f, 3.0f}, LogitTransform{0.5f, 30.0f}}) {
+      for (const auto& [rows, n] : test::kAwkwardShapes) CheckNarrow(kind, transform, rows, n);
+    }
+  }
 }
 
 }  // namespace

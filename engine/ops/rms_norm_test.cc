@@ -1,11 +1,13 @@
 #include "engine/ops/rms_norm.h"
 
 #include "engine/ops/dropout.h"
-#include "engine/ops/test_support.h"
+#include "engine/ops/test_bounds.h"
 
 namespace mbridge {
 namespace {
 
+using test::Bounded;
+using test::Bounds;
 using test::Kind;
 using test::Owned;
 using test::Values;
@@ -239,6 +241,193 @@ TEST(RmsNormTest, MeasuresItsResults) {
   EXPECT_EQ(amax[0], largest(y));
   RmsNormBackward({}, y, x, gamma, rstd, {}, {.precision = DType::kBF16, .amax = dx_amax}, dx, sums);
   EXPECT_EQ(dx_amax[0], 1e6);  // Raised only.
+}
+
+// Kernels differ by width, and by whether rows are whole vectors.
+constexpr test::AwkwardShape kNarrowShapes[] = {{1, 1},    {3, 7},    {5, 33},   {3, 127},  {9, 96},
+                                                {2, 264},  {3, 520},  {5, 776},  {3, 1032}, {3, 2047},
+                                                {1, 2050}, {2, 2056}, {2, 4097}, {3, 4104}, {1, 8200}};
+
+Bounded RstdOf(const test::Sum& squares, int64_t count) {
+  return 1 / Sqrt(squares.Total() / static_cast<double>(count) + test::Constant(kEpsilon));
+}
+
+// What is known of the gradients of one row that is normalised: t = dy g and n = x rstd of each element.
+struct RowGradient {
+  RowGradient(const Values& dy, const Values& x, const Values& gamma, double offset, const Bounded& rstd) : rstd(rstd) {
+    test::Sum dots;
+    for (size_t j = 0; j < x.size(); ++j) {
+      t.push_back(dy[j] * (Bounded(gamma[j]) + offset));
+      normal.push_back(x[j] * rstd);
+      dots.Add(t[j] * normal[j]);
+    }
+    dot = dots.Total();
+  }
+  Bounded Dx(size_t j, DType precision) const {
+    return Stored(rstd * (t[j] - normal[j] * (dot / static_cast<double>(t.size()))), precision);
+  }
+  Bounded rstd, dot;
+  Bounds t, normal;
+};
+
+Values RowOf(const Values& values, int64_t row, int64_t width) {
+  return {values.begin() + row * width, values.begin() + (row + 1) * width};
+}
+
+// With a residual: AddRmsNormForward, and its gradient joined.
+void CheckNarrow(const Kind& kind, int64_t rows, int64_t width, bool has_residual) {
+  const double offset = 1;
+  const NormOptions options{kEpsilon, static_cast<float>(offset), kind.precision};
+  const auto random = [&](int64_t count, uint32_t seed) { return test::RandomValues(count, seed, 1.5, kind.precision); };
+  const Values x = random(rows * width, 1), gamma = random(width, 2), dy = random(rows * width, 4),
+               residual = random(rows * width, 5), before = test::RandomValues(width, 6, 1.0, DType::kF32);
+  const Shape shape{rows, width};
+  const Owned x_data(kind.storage, shape, x), gamma_data(kind.storage, {width}, gamma), hidden(kind.storage, shape, residual),
+      y(kind.storage, shape), rstd(DType::kF32, {rows});
+  if (has_residual) {
+    AddRmsNormForward({}, x_data, hidden, gamma_data, options, hidden, y, rstd);
+    Bounds sums;
+    for (int64_t i = 0; i < rows * width; ++i) sums.push_back(Stored(Bounded(residual[i]) + x[i], kind.precision));
+    test::ExpectBounded("AddRmsNormForward's hidden", kind, hidden, sums);
+  } else {
+    RmsNormForward({}, x_data, gamma_data, options, y, rstd);
+  }
+  const Owned& normed = has_residual ? hidden : x_data;
+  const Values in = normed.ToValues();
+  const Owned dy_data(kind.storage, shape, dy), joined(kind.storage, shape, residual), gamma_grad(DType::kF32, {width}, before);
+  const Owned& dx = has_residual ? joined : dy_data;  // In place of either.
+  RmsNormBackward({}, dy_data, normed, gamma_data, rstd, has_residual ? joined.tensor() : Tensor(), options, dx, gamma_grad);
+
+  Bounds expected_y, expected_rstd, expected_dx, expected_gamma;
+  std::vector<test::Sum> gamma_sums(width);
+  for (int64_t i = 0; i < rows; ++i) {
+    test::Sum squares;
+    for (int64_t j = 0; j < width; ++j) squares.Add(Bounded(in[i * width + j]) * in[i * width + j]);
+    expected_rstd.push_back(RstdOf(squares, width));
+    const RowGradient gradient(RowOf(dy, i, width), RowOf(in, i, width), gamma, offset, rstd[i]);
+    for (int64_t j = 0; j < width; ++j) {
+      expected_y.push_back(Stored(in[i * width + j] * expected_rstd[i] * (Bounded(gamma[j]) + offset), kind.precision));
+      gamma_sums[j].Add(dy[i * width + j] * gradient.normal[j]);
+      const Bounded alone = gradient.Dx(j, kind.precision);
+      expected_dx.push_back(has_residual ? Stored(residual[i * width + j] + alone, kind.precision) : alone);
+    }
+  }
+  for (int64_t j = 0; j < width; ++j) expected_gamma.push_back(before[j] + Stored(gamma_sums[j].Total(), kind.precision));
+  const std::string forward = has_residual ? "AddRmsNormForward's " : "RmsNormForward's ";
+  const std::string backward = has_residual ? "RmsNormBackward with a residual: " : "RmsNormBackward: ";
+  test::ExpectBounded(forward + "y", kind, y, expected_y);
+  test::ExpectBounded(forward + "rstd", kind, rstd, expected_rstd);
+  test::ExpectBounded(backward + "dx", kind, dx, expected_dx);
+  test::ExpectBounded(backward + "gamma_grad", kind, gamma_grad, expected_gamma);
+}
+
+TEST(RmsNormTest, NarrowStorageWithinItsBounds) {
+  for (const Kind& kind : test::NarrowKinds()) {
+    for (const auto& [rows, width] : kNarrowShapes) {
+      for (const bool has_residual : {false, true}) CheckNarrow(kind, rows, width, has_residual);
+    }
+  }
+}
+
+// The columns of a token that are normalised together, in the order of their gamma.
+struct QkPart {
+  bool key;
+  std::vector<int64_t> columns;
+};
+
+std::vector<QkPart> PartsOf(const QkvLayout& layout, QkNormScope scope) {
+  std::vector<QkPart> parts;
+  const auto append = [&](bool key, int64_t begin, bool fresh) {
+    if (fresh) parts.push_back({key, {}});
+    for (int64_t j = 0; j < layout.head_size; ++j) parts.back().columns.push_back(begin + j);
+  };
+  const bool head_by_head = scope == QkNormScope::kHead;
+  for (int64_t head = 0; head < layout.heads; ++head) append(false, layout.query_column(head), head_by_head || head == 0);
+  for (int64_t group = 0; group < layout.groups; ++group) append(true, layout.key_column(group), head_by_head || group == 0);
+  return parts;
+}
+
+Values Picked(const Values& rows, int64_t row, int64_t width, const QkPart& part) {
+  Values values;
+  for (const int64_t column : part.columns) values.push_back(rows[row * width + column]);
+  return values;
+}
+
+// Squares and dots, which ranks of a split projection sum up.
+void CheckQkSums(const Kind& kind, const QkNormOptions& options, int64_t rows, const Owned& x, const Owned& dy,
+                 const Owned (&gammas)[2], double offset) {
+  const Owned squares(DType::kF32, {rows, 2}), dots(DType::kF32, {rows, 2}),
+      rstd(DType::kF32, {rows, 2}, test::RandomValues(2 * rows, 9, 1.0, DType::kF32));
+  QkNormSquares({}, x, options, squares);
+  QkNormDots({}, dy, x, gammas[0], gammas[1], rstd, options, dots);
+  Bounds expected_squares, expected_dots;
+  for (int64_t i = 0; i < rows; ++i) {
+    for (const QkPart& part : PartsOf(options.layout, options.scope)) {
+      const Values in = Picked(x.ToValues(), i, options.layout.width(), part);
+      test::Sum sum;
+      for (const double v : in) sum.Add(Bounded(v) * v);
+      expected_squares.push_back(sum.Total());
+      expected_dots.push_back(RowGradient(Picked(dy.ToValues(), i, options.layout.width(), part), in, gammas[part.key].ToValues(),
+                                          offset, rstd[2 * i + part.key])
+                                  .dot);
+    }
+  }
+  test::ExpectBounded("QkNormSquares", kind, squares, expected_squares);
+  test::ExpectBounded("QkNormDots", kind, dots, expected_dots);
+}
+
+void CheckNarrowQk(const Kind& kind, const QkvLayout& layout, QkNormScope scope) {
+  constexpr int64_t rows = 3;
+  const double offset = 1;
+  const bool whole = scope == QkNormScope::kProjection;
+  const int64_t width = layout.width(), sizes[] = {whole ? layout.heads * layout.head_size : layout.head_size,
+                                                   whole ? layout.groups * layout.head_size : layout.head_size};
+  const QkNormOptions options{layout, scope, {kEpsilon, static_cast<float>(offset), kind.precision}};
+  const auto random = [&](int64_t count, uint32_t seed) { return test::RandomValues(count, seed, 1.5, kind.precision); };
+  const Values x = random(rows * width, 1), dy = random(rows * width, 2), gamma[] = {random(sizes[0], 3), random(sizes[1], 4)};
+  const Owned x_data(kind.storage, {rows, width}, x), gradient(kind.storage, {rows, width}, dy), y(kind.storage, {rows, width});
+  const Owned gammas[] = {{kind.storage, {sizes[0]}, gamma[0]}, {kind.storage, {sizes[1]}, gamma[1]}},
+              grads[] = {{DType::kF32, {sizes[0]}}, {DType::kF32, {sizes[1]}}};
+  const Owned rstd(DType::kF32, {rows, whole ? 2 : layout.heads + layout.groups});
+  if (whole) CheckQkSums(kind, options, rows, x_data, gradient, gammas, offset);
+  QkNormForward({}, x_data, gammas[0], gammas[1], options, y, rstd);
+  QkNormBackward({}, gradient, x_data, gammas[0], gammas[1], rstd, options, grads[0], grads[1]);
+
+  Bounds expected_y(x.begin(), x.end()), expected_dx(dy.begin(), dy.end());  // Values stay.
+  std::vector<test::Sum> sums[] = {std::vector<test::Sum>(sizes[0]), std::vector<test::Sum>(sizes[1])};
+  for (int64_t i = 0; i < rows; ++i) {
+    for (const QkPart& part : PartsOf(layout, scope)) {
+      const Values in = Picked(x, i, width, part), d = Picked(dy, i, width, part);
+      test::Sum squares;
+      for (const double v : in) squares.Add(Bounded(v) * v);
+      const RowGradient known(d, in, gamma[part.key], offset, RstdOf(squares, static_cast<int64_t>(in.size())));
+      for (size_t j = 0; j < in.size(); ++j) {
+        const int64_t at = i * width + part.columns[j];
+        expected_y[at] = Stored(in[j] * known.rstd * (Bounded(gamma[part.key][j]) + offset), kind.precision);
+        expected_dx[at] = known.Dx(j, kind.precision);
+        sums[part.key][j].Add(d[j] * known.normal[j]);
+      }
+    }
+  }
+  const std::string variant = whole ? " of projections: " : " of heads: ";
+  test::ExpectBounded("QkNormForward" + variant + "y", kind, y, expected_y);
+  test::ExpectBounded("QkNormBackward" + variant + "dx", kind, gradient, expected_dx);
+  for (const bool key : {false, true}) {
+    Bounds expected;
+    for (const test::Sum& sum : sums[key]) expected.push_back(Stored(sum.Total(), kind.precision));
+    test::ExpectBounded("QkNormBackward" + variant + (key ? "keys' gamma" : "queries' gamma"), kind, grads[key], expected);
+  }
+}
+
+TEST(QkNormTest, NarrowStorageWithinItsBounds) {
+  for (const Kind& kind : test::NarrowKinds()) {
+    for (const int64_t size : {1, 7, 33, 64, 128, 264}) {
+      for (const QkvLayout& layout : {QkvLayout{3, 3, size}, QkvLayout{6, 2, size}, QkvLayout{5, 1, size}}) {
+        CheckNarrowQk(kind, layout, QkNormScope::kHead);
+        CheckNarrowQk(kind, layout, QkNormScope::kProjection);
+      }
+    }
+  }
 }
 
 }  // namespace

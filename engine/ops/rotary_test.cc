@@ -1,10 +1,12 @@
 #include "engine/ops/rotary.h"
 
-#include "engine/ops/test_support.h"
+#include "engine/ops/test_bounds.h"
 
 namespace mbridge {
 namespace {
 
+using test::Bounded;
+using test::Bounds;
 using test::Kind;
 using test::Owned;
 using test::Values;
@@ -97,6 +99,54 @@ TEST(RotaryTest, RefusesTablesThatDoNotFit) {
   EXPECT_THROW(Rotary({}, qkv, table, table, kLayout, RotaryPairs::kHalves, RotaryDirection::kForward, DType::kF32), EngineError);
   EXPECT_THROW(Rotary({}, qkv, short_table, short_table, kLayout, RotaryPairs::kHalves, RotaryDirection::kForward, DType::kF32),
                EngineError);
+}
+
+// Turned by the header's formula; s [positions, half] already has the direction's sign.
+void CheckNarrow(const Kind& kind, const QkvLayout& layout, int64_t half, RotaryPairs pairs, RotaryDirection direction) {
+  constexpr int64_t length = 5, batch = 3;
+  const bool back = direction == RotaryDirection::kBackward, halves = pairs == RotaryPairs::kHalves;
+  const int64_t width = layout.width();
+  const Values x = test::RandomValues(length * batch * width, 1, 2.0, kind.precision),
+               cosine = test::RandomValues(length * half, 2, 1.0, kind.precision),
+               sine = test::RandomValues(length * half, 3, 1.0, kind.precision);
+  const Owned y(kind.storage, {length, batch, width}, x);
+  Rotary({}, y, Owned(DType::kF32, {length, half}, cosine), Owned(DType::kF32, {length, half}, sine), layout, pairs, direction,
+         kind.precision);
+  std::vector<int64_t> heads;
+  for (int64_t head = 0; head < layout.heads; ++head) heads.push_back(layout.query_column(head));
+  for (int64_t group = 0; group < layout.groups; ++group) heads.push_back(layout.key_column(group));
+  const auto product = [&](const Bounded& a, double b) { return Stored(a * b, kind.precision); };
+  Bounds expected(x.begin(), x.end());
+  for (int64_t row = 0; row < length * batch; ++row) {
+    for (const int64_t head : heads) {
+      for (int64_t j = 0; j < half; ++j) {
+        const double c = cosine[row / batch * half + j], s = (back ? -1 : 1) * sine[row / batch * half + j];
+        const int64_t low = row * width + head + (halves ? j : 2 * j), high = low + (halves ? half : 1);
+        expected[low] = Stored(product(x[low], c) + product(-x[high], s), kind.precision);
+        expected[high] = Stored(product(x[high], c) + product(x[low], s), kind.precision);
+      }
+    }
+  }
+  const std::string variant = std::string(halves ? " of halves" : " of neighbours") + (back ? ", back" : "");
+  test::ExpectBounded(
+      "Rotary" + variant + ", heads of " + std::to_string(layout.head_size) + ", " + std::to_string(2 * half) + " turned", kind,
+      y, expected);
+}
+
+TEST(RotaryTest, NarrowStorageWithinItsBounds) {
+  struct Case {
+    QkvLayout layout;
+    int64_t half;
+  };
+  for (const Kind& kind : test::NarrowKinds()) {
+    for (const Case& c : {Case{{1, 1, 2}, 1}, Case{{4, 2, 7}, 3}, Case{{4, 2, 10}, 5}, Case{{3, 3, 33}, 16}, Case{{8, 2, 64}, 32},
+                          Case{{6, 3, 66, 5}, 32}, Case{{5, 1, 128}, 64}, Case{{2, 1, 96, 40}, 24}, Case{{2, 2, 264}, 132}}) {
+      for (const auto pairs : {RotaryPairs::kHalves, RotaryPairs::kInterleaved}) {
+        for (const auto direction : {RotaryDirection::kForward, RotaryDirection::kBackward})
+          CheckNarrow(kind, c.layout, c.half, pairs, direction);
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -1,10 +1,12 @@
 #include "engine/ops/sigmoid_gate.h"
 
-#include "engine/ops/test_support.h"
+#include "engine/ops/test_bounds.h"
 
 namespace mbridge {
 namespace {
 
+using test::Bounded;
+using test::Bounds;
 using test::Kind;
 using test::Owned;
 using test::Values;
@@ -37,6 +39,31 @@ TEST(SigmoidGateTest, ForwardAndBackward) {
 TEST(SigmoidGateTest, RefusesOtherSizes) {
   const Owned x(DType::kF32, {4}), gate(DType::kF32, {3});
   EXPECT_THROW(SigmoidGateForward({}, x, gate, DType::kF32, x), EngineError);
+}
+
+TEST(SigmoidGateTest, NarrowStorageWithinItsBounds) {
+  for (const Kind& kind : test::NarrowKinds()) {
+    for (const int64_t count : {1, 7, 33, 2047}) {
+      const Values x = test::RandomValues(count, 1, 2.0, kind.precision),
+                   gate = test::RandomValues(count, 2, 4.0, kind.precision),
+                   dy = test::RandomValues(count, 3, 1.0, kind.precision);
+      const auto owned = [&](const Values& values) { return Owned(kind.storage, {count}, values); };
+      const Owned y(kind.storage, {count}), dx(kind.storage, {count}), d_gate(kind.storage, {count});
+      SigmoidGateForward({}, owned(x), owned(gate), kind.precision, y);
+      SigmoidGateBackward({}, owned(dy), owned(x), owned(gate), kind.precision, dx, d_gate);
+      Bounds expected_y, expected_dx, expected_gate;
+      for (int64_t i = 0; i < count; ++i) {
+        const Bounded open = Stored(test::Sigmoid(gate[i]), kind.precision),
+                      product = Stored(Bounded(dy[i]) * x[i], kind.precision);
+        expected_y.push_back(Stored(x[i] * open, kind.precision));
+        expected_dx.push_back(Stored(dy[i] * open, kind.precision));
+        expected_gate.push_back(Stored(product * open * (1 - open), kind.precision));
+      }
+      test::ExpectBounded("SigmoidGateForward", kind, y, expected_y);
+      test::ExpectBounded("SigmoidGateBackward's dx", kind, dx, expected_dx);
+      test::ExpectBounded("SigmoidGateBackward's d_gate", kind, d_gate, expected_gate);
+    }
+  }
 }
 
 }  // namespace

@@ -1,10 +1,14 @@
 #include "engine/ops/softmax_cross_entropy.h"
 
-#include "engine/ops/test_support.h"
+#include <algorithm>
+
+#include "engine/ops/test_bounds.h"
 
 namespace mbridge {
 namespace {
 
+using test::Bounded;
+using test::Bounds;
 using test::Kind;
 using test::Owned;
 using test::Values;
@@ -44,6 +48,46 @@ TEST(SoftmaxCrossEntropy, LeavesTheLogitsWithoutWeights) {
   SoftmaxCrossEntropy({}, z, label, {}, DType::kBF16, loss);
   EXPECT_EQ(z.ToValues(), logits);
   EXPECT_NEAR(loss[0], Loss(logits, 0, 3), 1e-5);
+}
+
+void CheckNarrow(const Kind& kind, int64_t rows, int64_t n, double spread) {
+  const Values logits = test::RandomValues(rows * n, 1, spread, kind.precision),
+               weights = test::RandomValues(rows, 2, 1.0, DType::kF32);
+  Values labels(rows);
+  for (int64_t i = 0; i < rows; ++i) labels[i] = static_cast<double>((i * 29 + n - 1) % n);
+  const Owned z(kind.storage, {rows, n}, logits), label(DType::kI32, {rows}, labels), weight(DType::kF32, {rows}, weights),
+      loss(DType::kF32, {rows}), loss_alone(DType::kF32, {rows});
+  SoftmaxCrossEntropy({}, z, label, {}, kind.precision, loss_alone);
+  EXPECT_EQ(z.ToValues(), logits) << "SoftmaxCrossEntropy without weights changes logits of " << NameOf(kind.precision);
+  SoftmaxCrossEntropy({}, z, label, weight, kind.precision, loss);
+  Bounds expected_loss, expected;
+  for (int64_t i = 0; i < rows; ++i) {
+    const double* row = &logits[i * n];
+    const double largest = *std::max_element(row, row + n);
+    // Sums move within a thread, and where those of a warp, a block and up to 16 blocks join.
+    const int64_t moves = 20 + n / 256;
+    test::Sum sum;
+    for (int64_t j = 0; j < n; ++j) sum.Add(test::SoftmaxPower(row[j], largest, moves));
+    const auto own = static_cast<int64_t>(labels[i]);
+    expected_loss.push_back(Log(sum.Total()) - (Bounded(row[own]) - largest));
+    for (int64_t j = 0; j < n; ++j) {
+      const Bounded softmax = test::SoftmaxPower(row[j], largest) / sum.Total();
+      expected.push_back(Stored((j == own ? softmax - 1 : softmax) * weights[i], kind.precision));
+    }
+  }
+  test::ExpectBounded("SoftmaxCrossEntropy's loss", kind, loss, expected_loss);
+  test::ExpectBounded("SoftmaxCrossEntropy's loss without a gradient", kind, loss_alone, expected_loss);
+  test::ExpectBounded("SoftmaxCrossEntropy's gradient", kind, z, expected);
+}
+
+TEST(SoftmaxCrossEntropy, NarrowStorageWithinItsBounds) {
+  for (const Kind& kind : test::NarrowKinds()) {
+    for (const auto& [rows, n] : test::kAwkwardShapes) {
+      for (const double spread : {1.0, 8.0}) CheckNarrow(kind, rows, n, spread);
+    }
+    CheckNarrow(kind, 3, 20011, 4.0);
+    CheckNarrow(kind, 2, 33032, 4.0);
+  }
 }
 
 }  // namespace

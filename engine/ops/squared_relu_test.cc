@@ -1,10 +1,12 @@
 #include "engine/ops/squared_relu.h"
 
-#include "engine/ops/test_support.h"
+#include "engine/ops/test_bounds.h"
 
 namespace mbridge {
 namespace {
 
+using test::Bounded;
+using test::Bounds;
 using test::Kind;
 using test::Owned;
 using test::Values;
@@ -37,6 +39,31 @@ TEST(SquaredReluTest, ForwardAndBackward) {
       // The sum was rounded before.
       test::ExpectNear(dx.ToValues(), slope, kind.epsilon(), (with_bias ? 8 : 0) * kind.epsilon() + 1e-6);
       for (int64_t i = 0; i < kRows * kWidth; ++i) EXPECT_EQ(dx[i], test::RoundTo(kind.precision, dx[i]));
+    }
+  }
+}
+
+TEST(SquaredReluTest, NarrowStorageWithinItsBounds) {
+  for (const Kind& kind : test::NarrowKinds()) {
+    for (const auto& [rows, n] : test::kAwkwardShapes) {
+      for (const bool with_bias : {false, true}) {
+        const Values x = test::RandomValues(rows * n, 1, 3.0, kind.precision),
+                     dy = test::RandomValues(rows * n, 3, 1.0, kind.precision),
+                     bias = with_bias ? test::RandomValues(n, 2, 1.0, kind.precision) : Values(n);
+        const Owned x_data(kind.storage, {rows, n}, x), bias_data(kind.storage, {n}, bias), y(kind.storage, {rows, n}),
+            dx(kind.storage, {rows, n}, dy);
+        const Tensor added = with_bias ? bias_data.tensor() : Tensor();
+        SquaredReluForward({}, x_data, added, kind.precision, y);
+        SquaredReluBackward({}, dx, x_data, added, kind.precision, dx);
+        Bounds expected_y, expected_dx;
+        for (int64_t i = 0; i < rows * n; ++i) {
+          const Bounded positive = Max(Stored(Bounded(x[i]) + bias[i % n], kind.precision), 0);
+          expected_y.push_back(Stored(positive * positive, kind.precision));
+          expected_dx.push_back(Stored(2 * positive * dy[i], kind.precision));
+        }
+        test::ExpectBounded(with_bias ? "SquaredReluForward, bias" : "SquaredReluForward", kind, y, expected_y);
+        test::ExpectBounded(with_bias ? "SquaredReluBackward, bias" : "SquaredReluBackward", kind, dx, expected_dx);
+      }
     }
   }
 }

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/ops/test_support.h"
+#include "engine/ops/test_bounds.h"
 
 namespace mbridge {
 namespace {
 
+using test::Bounded;
+using test::Bounds;
 using test::Kind;
 using test::Owned;
 using test::Values;
@@ -164,6 +166,48 @@ TEST(SwiGluTest, NarrowStorageHasTheSameBits) {
 TEST(SwiGluTest, RefusesWidthsThatDoNotFit) {
   const Owned x(DType::kF32, {kRows, kWidth}), y(DType::kF32, {kRows, kWidth});
   EXPECT_THROW(SwiGluForward({}, x, {}, SwiGluKind::kFused, DType::kF32, y), EngineError);
+}
+
+// Forward, backward and the largest values where both are asked for.
+void CheckNarrow(const Kind& kind, SwiGluKind glu, bool with_bias, int64_t rows, int64_t n) {
+  const bool eager = glu == SwiGluKind::kEager;
+  const Values x = test::RandomValues(rows * 2 * n, 1, 4.0, kind.precision),
+               bias = with_bias ? test::RandomValues(2 * n, 2, 1.0, kind.precision) : Values(2 * n),
+               dy = test::RandomValues(rows * n, 3, 1.0, kind.precision);
+  const Owned x_data(kind.storage, {rows, 2 * n}, x), dy_data(kind.storage, {rows, n}, dy),
+      bias_data(kind.storage, {2 * n}, bias), y(kind.storage, {rows, n}), dx(kind.storage, {rows, 2 * n});
+  const Tensor added = with_bias ? bias_data.tensor() : Tensor();
+  SwiGluForward({}, x_data, added, glu, kind.precision, y);
+  SwiGluBackward({}, dy_data, x_data, added, glu, kind.precision, dx);
+  const auto step = [&](const Bounded& v) { return eager ? Stored(v, kind.precision) : v; };
+  Bounds expected_y(rows * n), expected_dx(rows * 2 * n);
+  for (int64_t i = 0; i < rows * n; ++i) {
+    const int64_t j = i % n, at = i / n * 2 * n + j;
+    const Bounded gate = step(Bounded(x[at]) + bias[j]), linear = step(Bounded(x[at + n]) + bias[j + n]), s = Sigmoid(gate);
+    expected_y[i] = Stored(step(gate * s) * linear, kind.precision);
+    expected_dx[at] = Stored(step(dy[i] * linear) * (s * (1 + gate * (1 - s))), kind.precision);
+    expected_dx[at + n] = Stored(dy[i] * step(gate * s), kind.precision);
+  }
+  const std::string variant = std::string(eager ? ", eager" : ", fused") + (with_bias ? ", bias" : "");
+  test::ExpectBounded("SwiGluForward" + variant, kind, y, expected_y);
+  test::ExpectBounded("SwiGluBackward" + variant, kind, dx, expected_dx);
+  const Owned amax(DType::kF32, {1}), dx_amax(DType::kF32, {1});
+  SwiGluForwardWithAmax({}, x_data, added, glu, kind.precision, y, amax);
+  SwiGluBackwardWithAmax({}, dy_data, x_data, added, glu, kind.precision, dx, dx_amax);
+  test::ExpectBounded("SwiGluForwardWithAmax" + variant, kind, y, expected_y);
+  test::ExpectBounded("SwiGluBackwardWithAmax" + variant, kind, dx, expected_dx);
+  EXPECT_EQ(amax[0], LargestMagnitude(y.ToValues(), 0)) << variant << " " << rows << " " << n;
+  EXPECT_EQ(dx_amax[0], LargestMagnitude(dx.ToValues(), 0)) << variant << " " << rows << " " << n;
+}
+
+TEST(SwiGluTest, NarrowStorageWithinItsBounds) {
+  for (const Kind& kind : test::NarrowKinds()) {
+    for (const auto& [rows, n] : test::kAwkwardShapes) {
+      for (const SwiGluKind glu : {SwiGluKind::kFused, SwiGluKind::kEager}) {
+        for (const bool with_bias : {false, true}) CheckNarrow(kind, glu, with_bias, rows, n);
+      }
+    }
+  }
 }
 
 }  // namespace

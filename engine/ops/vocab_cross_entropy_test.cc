@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <vector>
 
-#include "engine/ops/test_support.h"
+#include "engine/ops/test_bounds.h"
 
 namespace mbridge {
 namespace {
 
+using test::Bounded;
+using test::Bounds;
 using test::Kind;
 using test::Owned;
 using test::Values;
@@ -161,6 +163,72 @@ TEST(VocabCrossEntropyTest, LargeLogitsDoNotOverflow) {
   for (double loss : run.loss) EXPECT_EQ(loss, 0.0);
   raw[3] = NAN;
   EXPECT_TRUE(std::isnan(RunTiles(raw, Values(kRows, 100), Values(kRows, 1.0), test::kKinds[0], DType::kF32).loss[0]));
+}
+
+// As ranks do it: `ends` of the parts of the vocabulary, each in tiles of `width` columns whose rows are `stride` apart.
+struct NarrowTiles {
+  int64_t rows, vocabulary, width, stride;
+};
+
+// `tile_storage`: of the logits that are folded in; gradients come in that too, but never in F16.
+void CheckNarrow(DType precision, DType tile_storage, const NarrowTiles& o) {
+  const Kind kind{tile_storage, precision};
+  const Values raw = test::RandomValues(o.rows * o.vocabulary, 1, 6.0, tile_storage),
+               weights = test::RandomValues(o.rows, 2, 1.0, DType::kF32);
+  Values labels(o.rows), logits = raw;
+  for (double& z : logits) z = test::RoundTo(precision, z);
+  for (int64_t i = 0; i < o.rows; ++i) labels[i] = static_cast<double>(i * 29 % o.vocabulary);
+  const Owned maximum(DType::kF32, {o.rows}), sum(DType::kF32, {o.rows}), predicted(DType::kF32, {o.rows}),
+      loss(DType::kF32, {o.rows}), label(DType::kI32, {o.rows}, labels), weight(DType::kF32, {o.rows}, weights);
+  const Owned kept(precision, {o.rows, o.vocabulary}), gradient(DType::kF32, {o.rows, o.vocabulary});
+  Owned tile(tile_storage, {o.rows, o.stride});
+  const Owned gradient_tile(tile_storage == DType::kF16 ? DType::kF32 : tile_storage, {o.rows, o.stride});
+  const CrossEntropyState state{maximum, sum, predicted};
+  const auto for_tiles = [&](const auto& body) {
+    for (int64_t first = 0; first < o.vocabulary; first += o.width) body(first, std::min(o.width, o.vocabulary - first));
+  };
+  CrossEntropyBegin({}, state);
+  for_tiles([&](int64_t first, int64_t n) {
+    for (int64_t i = 0; i < o.rows * n; ++i) tile.Set(i / n * o.stride + i % n, raw[i / n * o.vocabulary + first + i % n]);
+    CrossEntropyFold({}, tile, first, n, label, precision, state, kept);
+  });
+  CrossEntropyLoss({}, state, loss);
+  for_tiles([&](int64_t first, int64_t n) {
+    CrossEntropyGradient({}, kept, first, n, label, weight, state, precision, gradient_tile);
+    for (int64_t i = 0; i < o.rows * n; ++i)
+      gradient.tensor().as<float>()[i / n * o.vocabulary + first + i % n] =
+          static_cast<float>(gradient_tile[i / n * o.stride + i % n]);
+  });
+  Bounds expected_loss, expected;
+  for (int64_t i = 0; i < o.rows; ++i) {
+    const double* row = &logits[i * o.vocabulary];
+    const double largest = *std::max_element(row, row + o.vocabulary);
+    // Sums move within a thread, and where those of a warp, a block and the tiles join.
+    const int64_t moves = (4 + o.width / 256) * ((o.vocabulary + o.width - 1) / o.width);
+    test::Sum all;
+    for (int64_t j = 0; j < o.vocabulary; ++j) all.Add(test::SoftmaxPower(row[j], largest, moves));
+    const auto own = static_cast<int64_t>(labels[i]);
+    expected_loss.push_back(Log(all.Total()) - (Bounded(row[own]) - largest));
+    for (int64_t j = 0; j < o.vocabulary; ++j) {
+      const Bounded softmax = test::SoftmaxPower(row[j], largest) / all.Total();
+      expected.push_back(Stored((j == own ? softmax - 1 : softmax) * weights[i], precision));
+    }
+  }
+  const std::string variant = " in tiles of " + std::to_string(o.width) + ", stride " + std::to_string(o.stride);
+  test::ExpectBounded("CrossEntropyFold's logits" + variant, kind, kept, Bounds(logits.begin(), logits.end()));
+  test::ExpectBounded("CrossEntropyLoss" + variant, kind, loss, expected_loss);
+  test::ExpectBounded("CrossEntropyGradient" + variant, kind, gradient, expected);
+}
+
+TEST(VocabCrossEntropyTest, NarrowTilesWithinTheirBounds) {
+  for (const NarrowTiles& o :
+       {NarrowTiles{1, 1, 1, 1}, NarrowTiles{3, 7, 4, 5}, NarrowTiles{5, 127, 33, 37}, NarrowTiles{3, 264, 72, 80},
+        NarrowTiles{2, 2050, 1031, 1031}, NarrowTiles{3, 4112, 2056, 2056}, NarrowTiles{1, 4097, 4097, 4100}}) {
+    CheckNarrow(DType::kBF16, DType::kBF16, o);
+    CheckNarrow(DType::kBF16, DType::kF32, o);
+    CheckNarrow(DType::kF16, DType::kF32, o);
+    if (test::g_on_device) CheckNarrow(DType::kF16, DType::kF16, o);
+  }
 }
 
 }  // namespace
