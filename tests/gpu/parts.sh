@@ -693,7 +693,7 @@ train2() {
 # A report without a bound: how far FP8 is from BF16 in PyTorch, with the same shape, data and rates.
 fp8_torch() {
   local status=0
-  python3 "$here/fp8_in_torch.py" ${FP8_RUNS:-bf16 whole edges} --rate ${FP8_LR:-5e-6} >"$OUT/fp8_in_torch.log" 2>&1 || status=$?
+  python3 "$here/fp8_in_torch.py" ${FP8_RUNS:-bf16 whole edges} --rate ${FP8_LR:-1.5e-7} >"$OUT/fp8_in_torch.log" 2>&1 || status=$?
   grep -E "nats|gap|Error" "$OUT/fp8_in_torch.log"
   verdict fp8_torch "$status"
 }
