@@ -51,7 +51,7 @@ extern Op<void(const Context&, const Tensor& gradient, const Tensor& qkv, const 
     QkNormDots;
 
 // Query-key normalisation of qkv [rows, layout.width()] as RmsNormForward does it; values are copied. rstd F32. y must not be
-// qkv.
+// qkv. On CUDA, here and in the operators around, values are as wide as queries.
 extern Op<void(const Context&, const Tensor& qkv, const Tensor& query_gamma, const Tensor& key_gamma,
                const QkNormOptions& options, const Tensor& y, const Tensor& rstd)>
     QkNormForward;

@@ -140,7 +140,8 @@ TEST(RotaryTest, NarrowStorageWithinItsBounds) {
   };
   for (const Kind& kind : test::NarrowKinds()) {
     for (const Case& c : {Case{{1, 1, 2}, 1}, Case{{4, 2, 7}, 3}, Case{{4, 2, 10}, 5}, Case{{3, 3, 33}, 16}, Case{{8, 2, 64}, 32},
-                          Case{{6, 3, 66, 5}, 32}, Case{{5, 1, 128}, 64}, Case{{2, 1, 96, 40}, 24}, Case{{2, 2, 264}, 132}}) {
+                          Case{{6, 3, 66, 5}, 32}, Case{{5, 1, 128}, 64}, Case{{2, 1, 96, 40}, 24}, Case{{4, 2, 64, 20}, 32},
+                          Case{{2, 2, 264}, 132}}) {
       for (const auto pairs : {RotaryPairs::kHalves, RotaryPairs::kInterleaved}) {
         for (const auto direction : {RotaryDirection::kForward, RotaryDirection::kBackward})
           CheckNarrow(kind, c.layout, c.half, pairs, direction);

@@ -196,7 +196,7 @@ void QkForwardCpu(const Context&, const Tensor& qkv, const Tensor& query_gamma, 
             ForwardSlices<P>(row, is_key ? k : q, count, d, column_of, squares, options.ranks, options.norm, to);
       });
       for (int64_t group = 0; group < layout.groups; ++group)
-        std::copy_n(row + layout.value_column(group), d, to + layout.value_column(group));
+        std::copy_n(row + layout.value_column(group), layout.value_width(), to + layout.value_column(group));
     }
   });
 }

@@ -292,6 +292,9 @@ Heads HeadsOf(const Tensor& qkv, const QkNormOptions& options) {
   const QkvLayout& layout = options.layout;
   const int64_t rows = qkv.size() / layout.width();
   if (rows > INT32_MAX) ThrowEngineError("query-key norm over {} rows", rows);
+  if (layout.value_width() != layout.head_size) {
+    ThrowEngineError("query-key norm of heads of {} beside values of {}", layout.head_size, layout.value_width());
+  }
   return {rows,
           static_cast<int>(layout.groups),
           static_cast<int>(layout.heads_per_group()),

@@ -35,9 +35,9 @@ template <int kN> __device__ __forceinline__ void Undeal(float (&a)[kN], float (
 
 // The heads that are turned: of every group its queries and its key, which stand next to each other.
 struct TurnedHeads {
-  uint32_t count, per_group, head_size;
+  uint32_t count, per_group, head_size, group_width;
   __device__ __forceinline__ uint32_t ColumnOf(uint32_t head) const {
-    return (head / per_group * (per_group + 1) + head % per_group) * head_size;
+    return head / per_group * group_width + head % per_group * head_size;
   }
 };
 
@@ -105,7 +105,7 @@ void RotaryCuda(const Context& context, const Tensor& qkv, const Tensor& cosine,
     const float *c = PointerOf<float>(cosine), *n = PointerOf<float>(sine);
     const auto run = [&]<int kN>(std::integral_constant<int, kN>) {
       const TurnedHeads heads{static_cast<uint32_t>(turned), static_cast<uint32_t>(turned / layout.groups),
-                              static_cast<uint32_t>(layout.head_size)};
+                              static_cast<uint32_t>(layout.head_size), static_cast<uint32_t>(layout.group_width())};
       const int64_t columns = (half + kN - 1) / kN, across = std::min<int64_t>(columns, 256),
                     apart = (turned + kHeads - 1) / kHeads;
       const int64_t most_down = 256 / across, head_tiles = (apart + most_down - 1) / most_down;
@@ -122,7 +122,8 @@ void RotaryCuda(const Context& context, const Tensor& qkv, const Tensor& cosine,
       pairs == RotaryPairs::kInterleaved ? launch(&RotaryKernel<T, kN, true>) : launch(&RotaryKernel<T, kN, false>);
     };
     constexpr int kVector = kVectorSize<T>;
-    if (half % kVector == 0 && layout.head_size % kVector == 0 && AreAligned16(values, c, n)) {
+    if (half % kVector == 0 && layout.head_size % kVector == 0 && layout.group_width() % kVector == 0 &&
+        AreAligned16(values, c, n)) {
       run(std::integral_constant<int, kVector>());
     } else {
       run(std::integral_constant<int, 1>());
