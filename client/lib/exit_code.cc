@@ -25,7 +25,7 @@ int OfEnd(v1::JobState state, v1::Reason reason, int suggested) {
 const std::vector<ExitCodeHelp>& ExitCodes() {
   static const std::vector<ExitCodeHelp> kCodes = {
       {kExitOk, "Done; with --wait or --follow: the job succeeded."},
-      {kExitJobFailed, "The job failed, or compare found a difference."},
+      {kExitJobFailed, "The job or a rank of a bench failed, or compare found a difference."},
       {kExitInvalid, "Wrong usage or an invalid request; nothing was started."},
       {kExitNotFound, "No such job, checkpoint, recipe or node."},
       {kExitPermission, "Not authenticated, or not permitted."},
@@ -34,7 +34,7 @@ const std::vector<ExitCodeHelp>& ExitCodes() {
       {kExitConnectionLost, "No connection to the coordinator; the state of the job is unknown."},
       {kExitRefused, "Refused as things stand: quota, state, or resources."},
       {kExitDataLoss, "A checksum did not match."},
-      {kExitInterrupted, "Interrupted by Ctrl-C; the job goes on."},
+      {kExitInterrupted, "Interrupted by Ctrl-C; a job goes on, a bench is ended."},
   };
   return kCodes;
 }

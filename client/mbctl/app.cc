@@ -109,6 +109,7 @@ std::unique_ptr<CLI::App> MakeApp(Session* session) {
   AddTranslate(app.get(), session);
   AddNodes(app.get(), session);
   AddData(app.get(), session);
+  AddBench(app.get(), session);
   AddConvert(app.get(), session);
   AddAdmin(app.get(), session);
   AddCompletion(app.get(), session);

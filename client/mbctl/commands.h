@@ -19,6 +19,7 @@ void AddCompare(CLI::App* app, Session* session);      // compare
 void AddTranslate(CLI::App* app, Session* session);    // translate
 void AddAdmin(CLI::App* app, Session* session);        // admin info|shutdown
 void AddData(CLI::App* app, Session* session);         // data
+void AddBench(CLI::App* app, Session* session);        // bench
 void AddConvert(CLI::App* app, Session* session);      // convert import|export|verify|inspect
 // These look at the whole program, so they come last.
 void AddCompletion(CLI::App* app, Session* session);  // completion bash|zsh|fish

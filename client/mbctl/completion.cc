@@ -139,7 +139,7 @@ std::string FishCompletion(const CLI::App& root) {
       };
   write(root, "", "");
   text +=
-      "complete -c mbctl -n '__fish_seen_subcommand_from submit' -s r -l recipe -x -a '(mbctl recipe ls --local -o name "
+      "complete -c mbctl -n '__fish_seen_subcommand_from submit bench' -s r -l recipe -x -a '(mbctl recipe ls --local -o name "
       "2>/dev/null)'\n";
   return text;
 }

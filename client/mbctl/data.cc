@@ -1,10 +1,5 @@
 // data: a subcommand of mbrank, which holds the engine; mbctl only finds and starts it.
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
-#include <cerrno>
-#include <cstring>
-#include <memory>
 #include <vector>
 
 #include "client/mbctl/commands.h"
@@ -12,6 +7,7 @@
 #include "client/mbctl/session.h"
 
 namespace mbridge::mbctl {
+
 void AddData(CLI::App* app, Session* session) {
   auto* command = app->add_subcommand(
       "data", "Training data on this machine: preprocess (JSONL or text to .bin/.idx), inspect PREFIX; runs mbrank");
@@ -20,14 +16,9 @@ void AddData(CLI::App* app, Session* session) {
   command->fallthrough(false);
   command->callback([=] {
     session->action = [=]() -> int {
-      std::vector<std::string> arguments = {FindRankProgram(), "data"};
+      std::vector<std::string> arguments = {"data"};
       for (const std::string& argument : command->remaining()) arguments.push_back(argument);
-      std::vector<char*> pointers;
-      for (std::string& argument : arguments) pointers.push_back(argument.data());
-      pointers.push_back(nullptr);
-      execvp(pointers[0], pointers.data());
-      return session->Usage("cannot start mbrank (" + std::string(std::strerror(errno)) +
-                            "); it must stand beside mbctl or in PATH");
+      return session->Fail(BecomeRankProgram(arguments));
     };
   });
 }

@@ -132,13 +132,18 @@ std::string DescribeResolved(const v1::ResolvedConfig& resolved, bool all_values
   return text;
 }
 
-absl::StatusOr<v1::ResolvedConfig> ResolveLocally(const v1::JobSpec& spec, bool as_a_job) {
+recipes::ResolveRequest ToResolveRequest(const v1::JobSpec& spec) {
   recipes::ResolveRequest request;
   request.recipe = spec.recipe();
   request.config_yaml = spec.config_yaml();
   request.overrides.assign(spec.overrides().begin(), spec.overrides().end());
   request.ranks = spec.ranks();
   request.device = spec.device();
+  return request;
+}
+
+absl::StatusOr<v1::ResolvedConfig> ResolveLocally(const v1::JobSpec& spec, bool as_a_job) {
+  recipes::ResolveRequest request = ToResolveRequest(spec);
   request.require_trainable = as_a_job;
   auto resolved = recipes::Resolve(request);
   if (!as_a_job || ReasonOf(resolved.status()) != v1::REASON_UNSUPPORTED_MODEL) return resolved;

@@ -4,15 +4,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <fstream>
 #include <memory>
 #include <ostream>
-#include <sstream>
 
 #include "client/lib/exit_code.h"
+#include "client/mbctl/config_source.h"
 #include "client/mbctl/dry_run.h"
 #include "client/mbctl/follow.h"
-#include "client/mbctl/model_recipe.h"
 #include "client/mbctl/output.h"
 #include "client/mbctl/session.h"
 #include "proto/rpc/status_details.h"
@@ -140,14 +138,6 @@ int Submit(Session* session, const v1::JobSpec& spec, const JobFlags& flags) {
   return code;
 }
 
-absl::StatusOr<std::string> ReadConfigFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream text;
-  text << file.rdbuf();
-  if (!file) return Invalid("--config", fmt::format("cannot read {}", path));
-  return text.str();
-}
-
 absl::StatusOr<v1::StartMode> ParseStart(const std::string& start, bool has_checkpoint, bool weights_only) {
   const v1::StartMode mode = start == "resume" ? v1::START_MODE_RESUME
                              : start == "fork" ? v1::START_MODE_FORK
@@ -239,20 +229,13 @@ std::vector<std::string> MergeOverrides(const std::vector<std::string>& earlier,
 
 void AddSubmit(CLI::App* app, Session* session) {
   struct Flags : JobFlags {
-    std::string recipe, config_file, model, start = "fresh", from;
+    ConfigSource source;
+    std::string start = "fresh", from;
     bool weights_only = false, local = false;
   };
   auto flags = std::make_shared<Flags>();
   auto* command = app->add_subcommand("submit", "Start a training job");
-  command->add_option("-r,--recipe", flags->recipe, "Recipe to start from; mbctl recipe ls");
-  command->add_option("-c,--config", flags->config_file, "YAML file between recipe and overrides; --dry-run -o yaml writes one")
-      ->type_name("FILE");
-  command
-      ->add_option(
-          "--hf", flags->model,
-          "The model of a Hugging Face directory on the node (or org/name of its hub cache), below --config and overrides; "
-          "alone it means --recipe from_hf")
-      ->type_name("DIR");
+  AddConfigSource(command, &flags->source);
   command->add_option("-n,--name", flags->name, "Run name; without it each job gets a fresh one");
   command->add_option("--start", flags->start, "fresh, resume (same run, from its newest or --from checkpoint) or fork (new run)")
       ->check(recipes::OneOf({"fresh", "resume", "fork"}));
@@ -273,21 +256,7 @@ void AddSubmit(CLI::App* app, Session* session) {
   command->callback([=] {
     flags->priority_given = command->count("--priority") > 0;
     session->action = [=]() -> int {
-      if (flags->recipe.empty() && flags->config_file.empty() && flags->model.empty()) {
-        return session->Usage("--recipe is required where no --config file and no --hf model is given\nnext: mbctl recipe ls");
-      }
-      if (flags->recipe == kModelRecipe && flags->model.empty() && flags->config_file.empty()) {
-        return session->Usage("recipe from_hf needs the model: --hf DIR, a directory with a config.json");
-      }
-      v1::JobSpec spec;
-      spec.set_recipe(flags->recipe);
-      if (!flags->config_file.empty()) {
-        MBCTL_ASSIGN_OR_FAIL(*spec.mutable_config_yaml(), *session, ReadConfigFile(flags->config_file));
-      }
-      if (!flags->model.empty()) {
-        const absl::Status added = AddModel(session, flags->model, flags->local, &spec);
-        if (!added.ok()) return session->Fail(added);
-      }
+      MBCTL_ASSIGN_OR_FAIL(v1::JobSpec spec, *session, ReadConfigSource(session, flags->source, flags->local));
       MBCTL_ASSIGN_OR_FAIL(const v1::StartMode mode, *session,
                            ParseStart(flags->start, !flags->from.empty(), flags->weights_only));
       spec.mutable_start()->set_mode(mode);

@@ -19,10 +19,11 @@ namespace {
 
 void AddTrain(CLI::App* app, mbridge::StandaloneOptions* options) {
   CLI::App* train = app->add_subcommand("train", "Train without coordinator and agent");
-  train->add_option("--recipe", options->recipe, "Recipe name")->required();
+  train->add_option("--recipe", options->recipe, "Recipe name; may be left out where --config says all");
   train->add_option("--config", options->config_path, "YAML file between recipe and overrides");
   train->add_option("overrides", options->overrides, "key.path=value");
   train->add_option("--metrics", options->metrics_path, "Write every metric point as a JSON line to this file");
+  train->add_option("--events", options->events_path, "Write every event, the end too, as a JSON line (RankRecord) to this file");
   train->add_option("--save", options->checkpoint_directory, "Directory for checkpoints (default: none are written)");
   train->add_option("--load", options->load_checkpoint_path, "Checkpoint directory to start from");
   train->add_flag("--weights-only", options->load_weights_only, "Take only the weights of --load, start at iteration 0");
@@ -75,6 +76,10 @@ int main(int argc, char** argv) {
   }
 
   if (app.got_subcommand("train")) {
+    if (standalone.recipe.empty() && standalone.config_path.empty()) {
+      std::fprintf(stderr, "mbrank: train needs --recipe NAME or --config FILE\n");
+      return 2;
+    }
     if (standalone.ranks > 1 && standalone.rendezvous_directory.empty()) {
       std::fprintf(stderr, "mbrank: --ranks %d needs --rendezvous DIR, the same for every rank\n", standalone.ranks);
       return 2;

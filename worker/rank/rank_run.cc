@@ -196,9 +196,10 @@ v1::RankResult RunTraining(const v1::RankSpec& spec, const TrainingPlan& plan, c
   return NamingThePlan(spec, plan, memory, available, [&] {
     const auto world = MakeWorld(context, rendezvous, spec.rank(), spec.world_size(), seconds);
     Trainer trainer(plan, context, identity, world.get(), sink, InstallStopHandler());
-    const v1::RankResult result = NotingFaults([&] { return trainer.Run(); });
+    v1::RankResult result = NotingFaults([&] { return trainer.Run(); });
     if (const Device::Memory now = device.MemoryNow(); now.total_bytes > 0) {
       const int64_t used = now.total_bytes - now.free_bytes, planned = TotalBytes(memory);
+      result.set_device_bytes_in_use(used);
       say(fmt::format("memory of rank {}: {} MiB of the GPU's {} are in use at the end, {} planned ({:+.1f} %)", spec.rank(),
                       used >> 20, now.total_bytes >> 20, planned >> 20,
                       100.0 * static_cast<double>(planned - used) / static_cast<double>(used)));

@@ -5,6 +5,7 @@
 
 #include <cstdio>
 #include <fstream>
+#include <mutex>
 
 #include "engine/core/device.h"
 #include "engine/train/memory_plan.h"
@@ -20,51 +21,86 @@
 namespace mbridge {
 namespace {
 
-// Events on the terminal, metric points also as JSON lines.
+// A file of messages as JSON lines, each there for readers as soon as it is added; none without Open. Thread-safe: the end may
+// come from a watchdog.
+class JsonLines {
+ public:
+  // Throws EngineError. An empty path opens nothing.
+  void Open(const std::string& path) {
+    if (path.empty()) return;
+    file_.open(path);
+    if (!file_) throw EngineError(v1::REASON_ENGINE_ERROR, fmt::format("cannot write {}", path));
+  }
+  void Add(const google::protobuf::Message& message) {
+    const std::lock_guard lock(mutex_);
+    std::string json;
+    if (file_.is_open() && google::protobuf::util::MessageToJsonString(message, &json).ok()) file_ << json << std::endl;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::ofstream file_;
+};
+
+// Events on the terminal and in `events`, metric points also in a file of their own.
 class TerminalSink : public EventSink {
  public:
   // `profile`: told of the iterations; may be null.
-  TerminalSink(const std::string& metrics_path, bool log_throughput, OperatorProfile* profile)
-      : log_throughput_(log_throughput), profile_(profile) {
-    if (metrics_path.empty()) return;
-    metrics_.open(metrics_path);
-    if (!metrics_) throw EngineError(v1::REASON_ENGINE_ERROR, fmt::format("cannot write {}", metrics_path));
+  TerminalSink(const std::string& metrics_path, JsonLines* events, bool log_throughput, OperatorProfile* profile)
+      : log_throughput_(log_throughput), profile_(profile), events_(events) {
+    metrics_.Open(metrics_path);
   }
 
   void Started(const v1::RankStarted& started) override {
     std::printf("training starts after iteration %ld, %ld parameters\n", static_cast<long>(started.first_step()),
                 static_cast<long>(started.parameters()));
+    v1::RankRecord record;
+    *record.mutable_started() = started;
+    events_->Add(record);
   }
   void Metric(const v1::MetricPoint& point) override {
     std::printf("%s\n", FormatPoint(point, {.throughput = log_throughput_}).c_str());
     std::fflush(stdout);
     if (profile_ != nullptr && point.kind() == v1::METRIC_KIND_TRAIN) profile_->NextIteration();
-    std::string json;
-    if (metrics_.is_open() && google::protobuf::util::MessageToJsonString(point, &json).ok()) metrics_ << json << std::endl;
+    metrics_.Add(point);
+    v1::RankRecord record;
+    *record.mutable_metric() = point;
+    events_->Add(record);
   }
   void CheckpointWritten(const v1::Checkpoint& checkpoint) override {
     std::printf("checkpoint of iteration %ld written to %s\n", static_cast<long>(checkpoint.step()), checkpoint.path().c_str());
     std::fflush(stdout);  // A watchdog's end skips what exit() would do.
+    v1::RankRecord record;
+    *record.mutable_checkpoint() = checkpoint;
+    events_->Add(record);
   }
   void Message(const std::string& text) override {
     std::printf("%s\n", text.c_str());
     std::fflush(stdout);
+    v1::RankRecord record;
+    record.set_message(text);
+    events_->Add(record);
   }
 
  private:
   const bool log_throughput_;
   OperatorProfile* const profile_;
-  std::ofstream metrics_;
+  JsonLines* const events_;
+  JsonLines metrics_;
 };
 
-int SayEnd(const v1::RankResult& result) {
+int SayEnd(const v1::RankResult& result, JsonLines* events) {
+  v1::RankRecord record;
+  *record.mutable_finished() = result;
+  events->Add(record);
   if (result.reason() != v1::REASON_COMPLETED) {
     std::fprintf(stderr, "mbrank: %s: %s\n", ReasonName(result.reason()).c_str(), result.detail().c_str());
   }
   return ExitCodeOf(result.reason());
 }
 
-v1::RankResult Train(const StandaloneOptions& options, const ExitProcess& exit) {
+v1::RankResult Train(const StandaloneOptions& options, JsonLines* events, const ExitProcess& exit) {
+  events->Open(options.events_path);
   recipes::ResolveRequest request;
   request.recipe = options.recipe;
   if (!options.config_path.empty()) request.config_yaml = ValueOrThrow(spool::ReadFile(options.config_path));
@@ -90,10 +126,11 @@ v1::RankResult Train(const StandaloneOptions& options, const ExitProcess& exit) 
   const Context context = MakeRankContext(spec, plan);
   if (options.rank == 0) {
     if (options.profile_operators) profile = std::make_unique<OperatorProfile>(context, MeasureLimits(context));
-    sink = std::make_unique<TerminalSink>(options.metrics_path, resolved.config().logger().log_throughput(), profile.get());
+    sink =
+        std::make_unique<TerminalSink>(options.metrics_path, events, resolved.config().logger().log_throughput(), profile.get());
   }
   const v1::RankResult result = RunTraining(spec, plan, context, options.rendezvous_directory, sink.get(),
-                                            [&exit](const v1::RankResult& end) { exit(SayEnd(end)); });
+                                            [&exit, events](const v1::RankResult& end) { exit(SayEnd(end, events)); });
   if (profile != nullptr) std::printf("%s", profile->Table().c_str());
   return result;
 }
@@ -102,7 +139,8 @@ v1::RankResult Train(const StandaloneOptions& options, const ExitProcess& exit) 
 
 int RunStandalone(const StandaloneOptions& options, const ExitProcess& exit) {
   omp_set_num_threads(options.threads > 0 ? options.threads : std::max(1, omp_get_num_procs() / options.ranks));
-  return SayEnd(ResultOf([&] { return Train(options, exit); }));
+  JsonLines events;
+  return SayEnd(ResultOf([&] { return Train(options, &events, exit); }), &events);
 }
 
 }  // namespace mbridge

@@ -13,6 +13,7 @@ struct StandaloneOptions {
   std::string config_path;  // --config file between recipe and overrides.
   std::vector<std::string> overrides;
   std::string metrics_path;          // JSON lines of every MetricPoint; empty: none.
+  std::string events_path;           // JSON lines of RankRecords, of ranks above 0 only the end; empty: none.
   std::string checkpoint_directory;  // Empty: nothing is saved.
   std::string load_checkpoint_path;
   bool load_weights_only = false;
