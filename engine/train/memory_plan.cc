@@ -178,13 +178,13 @@ std::vector<std::string> LayoutsThatFit(const v1::ResolvedConfig& resolved, cons
   if (lines.empty()) {
     lines.emplace_back(
         "none of train.micro_batch_size=1, recomputation, BF16 moments, tensor parallelism up to 8 and an optimizer sharded over "
-        "up "
-        "to 8 times the data-parallel ranks is enough: use a smaller model or sequence");
+        "up to 8 times the data-parallel ranks is enough: use a smaller model or sequence");
   }
   if (config.model().num_moe_experts() > 0) {
     lines.emplace_back(
         "experts: data-parallel ranks hold all of them each; tensor-parallel ranks a part of each "
-        "(model.expert_model_parallel_size is not in this version)");
+        "(with model.expert_tensor_parallel_size=1, Megatron-Bridge's choice in its recipes, tensor parallelism would not shrink "
+        "them; neither it nor model.expert_model_parallel_size is in this version)");
   }
   return lines;
 }

@@ -65,7 +65,7 @@ std::string DescribeLowPrecision(const GptConfig& model, bool narrow_products) {
   std::string products = "products of 8-bit operands";
   if (!narrow_products) {
     products = fmt::format("products by emulation: operands are quantised, then multiplied in {}{}", mbridge::NameOf(model.dtype),
-                           narrowest ? " (native products need sm_100)" : "");
+                           narrowest ? " (native products need sm_100; this version has none)" : "");
   }
   return fmt::format("linear layers of {} of {} layers with {} scaling, gradients in {}, {}", layers, model.num_layers,
                      NameOf(options.recipe),

@@ -83,8 +83,8 @@ def linear(x, weight, fp8):
 def make_weights():
     generator = torch.Generator(device=device).manual_seed(1234)
 
-    def normal(rows, columns, deviation):
-        return torch.randn(rows, columns, generator=generator, device=device) * deviation
+    def normal(rows, columns, deviation):  # Masters start on BF16 values, as Megatron-LM's do.
+        return (torch.randn(rows, columns, generator=generator, device=device) * deviation).bfloat16().float()
 
     small, weights = 0.02 / math.sqrt(2 * layers), {"words": normal(vocabulary, hidden, 0.02), "norm": torch.ones(hidden, device=device)}
     for i in range(layers):

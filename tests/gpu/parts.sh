@@ -509,7 +509,7 @@ qwen_half=(model.num_layers=24 model.hidden_size=896 model.num_attention_heads=1
 train1b() {
   local turn micro shape peer=yes
   python3 -c 'import torch' 2>/dev/null || { peer=no; echo "SKIPPED 1b beside PyTorch: python3 here has no torch"; }
-  for turn in 1 2; do
+  for turn in $(seq "${TURNS:-2}"); do
     for micro in ${MICRO_BATCHES:-1 2 4}; do
       [ "$turn" -eq 1 ] || [ "$micro" -ne 4 ] || continue  # One turn shows whether it matters.
       mapfile -t shape < <(last "${long[@]}" "${ten[@]}" train.global_batch_size=8 train.micro_batch_size="$micro")

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <exception>
 #include <future>
+#include <optional>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -150,34 +152,38 @@ class NcclCommunicator : public Communicator {
     staged_bytes_ = bytes;
   }
 
-  // Together with the peers, which may have less of the last collectives behind them; alone where a fault unwinds, or where they
-  // do not come.
+  // Together with the peers, which may have less of the last collectives behind them; alone where a fault unwinds.
   void Leave() {
-    if (std::uncaught_exceptions() == 0 && IsFinalized())
+    if (std::uncaught_exceptions() > 0) {
+      ncclCommAbort(comm_);
+      return;
+    }
+    const WaitNote note("leaving", options_.group);
+    const std::optional<ncclResult_t> result = Finalize();
+    if (!result) return;  // The process ends soon, and with it the thread that still waits for the peers.
+    if (*result == ncclSuccess)
       ncclCommDestroy(comm_);
-    else if (comm_ != nullptr)
+    else
       ncclCommAbort(comm_);
   }
 
-  // In a thread of its own, for the call may wait for peers that stall; an abort ends it.
-  bool IsFinalized() {
+  // Nothing where peers do not come in time: NCCL is still inside the call then and the communicator must not be touched.
+  std::optional<ncclResult_t> Finalize() {
     constexpr double kMostSeconds = 30;  // The results are there: nothing is lost by leaving early.
-    const WaitNote note("leaving", options_.group);
     int device = 0;
-    if (cudaGetDevice(&device) != cudaSuccess) return false;
+    if (cudaGetDevice(&device) != cudaSuccess) return ncclUnhandledCudaError;
     std::promise<ncclResult_t> promise;
     std::future<ncclResult_t> result = promise.get_future();
-    std::thread leaving([comm = comm_, device, &promise] {
-      promise.set_value(cudaSetDevice(device) == cudaSuccess ? ncclCommFinalize(comm) : ncclUnhandledCudaError);
-    });
-    const double seconds = std::min(kMostSeconds, options_.timeout_seconds / 2);
-    const bool in_time = result.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready;
-    if (!in_time) {
-      ncclCommAbort(comm_);
-      comm_ = nullptr;
+    try {
+      std::thread([comm = comm_, device, promise = std::move(promise)]() mutable {
+        promise.set_value(cudaSetDevice(device) == cudaSuccess ? ncclCommFinalize(comm) : ncclUnhandledCudaError);
+      }).detach();
+    } catch (const std::system_error&) {
+      return ncclSystemError;
     }
-    leaving.join();
-    return in_time && result.get() == ncclSuccess;
+    const double seconds = std::min(kMostSeconds, options_.timeout_seconds / 2);
+    if (result.wait_for(std::chrono::duration<double>(seconds)) != std::future_status::ready) return std::nullopt;
+    return result.get();
   }
 
   // While the host waits for the GPU: so a dead or stalled peer does not hang this rank.
@@ -185,7 +191,7 @@ class NcclCommunicator : public Communicator {
     if (comm_ == nullptr) return;
     ncclResult_t state = ncclSuccess;
     Check(ncclCommGetAsyncError(comm_, &state), "collectives");
-    Check(state, "collectives");
+    if (state != ncclInProgress) Check(state, "collectives");
     if (waited > options_.timeout_seconds) {
       Fail(v1::REASON_COLLECTIVE_TIMEOUT, "collectives", NotWithinTime("the GPU has not finished"));
     }
@@ -199,6 +205,10 @@ class NcclCommunicator : public Communicator {
 
   void Check(ncclResult_t result, const char* what) {
     if (result == ncclSuccess) return;
+    if (result == ncclInProgress) {  // The environment outweighs the configuration.
+      Fail(v1::REASON_ENGINE_ERROR, what,
+           "NCCL is in its non-blocking mode; take NCCL_COMM_BLOCKING out of the environment and of nccl.conf, or set it to 1");
+    }
     const std::string detail = ncclGetLastError(comm_);
     const v1::Reason reason = ReasonOfNccl(result, detail);
     Fail(reason, what,

@@ -69,7 +69,15 @@ TEST_F(FlashAttentionPlan, EveryVariantHasAnEngineAndFitsTheWorkspace) {
                         Case{4096, 1, 16, 16, 192, 0, false, 128, 8},
                         Case{2048, 1, 8, 2, 256, 0, false, 0, 4},
                         Case{2048, 1, 8, 2, 96, 0, false, 0, 4},
-                        Case{2048, 1, 8, 2, 64, 0, false, 0, 4, 0.1}}) {
+                        Case{2048, 1, 8, 2, 64, 0, false, 0, 4, 0.1},
+                        Case{130, 1, 4, 2, 96, 33, false},
+                        Case{201, 1, 2, 1, 192, 70, false},
+                        Case{150, 2, 2, 2, 256, 64, false},
+                        Case{64, 2, 4, 2, 64, 0, false, 0, 0, 0.25},
+                        Case{64, 2, 4, 2, 96, 0, false, 0, 0, 0.25},
+                        Case{64, 2, 4, 2, 128, 0, false, 0, 0, 0.25},
+                        Case{64, 2, 4, 2, 192, 0, false, 0, 0, 0.25},
+                        Case{64, 2, 4, 2, 256, 0, false, 0, 0, 0.25}}) {
     const FlashAttentionOptions options{.seq_length = c.s,
                                         .batch = c.b,
                                         .heads = c.heads,
