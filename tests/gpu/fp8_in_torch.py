@@ -1,7 +1,7 @@
 """How far FP8 falls behind BF16 in another implementation: what part `fp8` trains, in PyTorch: shape, samples in their order, learning
 rate, Adam, decay, scaled rotary positions. The initial weights have the same distribution but are its own.
 
-python3 fp8_in_torch.py bf16 whole edges two [--iters 200] [--rate 1.5e-7 5e-7] [--tiny]
+python3 fp8_in_torch.py bf16 whole edges two [--iters 200] [--rate 5e-6 5e-7] [--tiny]
 
 bf16: every product in BF16. whole: the products of all layers on E4M3 operands (E5M2 gradients) with one scale a tensor, taken from
 its present largest magnitude. edges, two: the same but for the first and last layer, the first and last two. Head, norms, attention:
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 parser = argparse.ArgumentParser()
 parser.add_argument("runs", nargs="+", choices=["bf16", "whole", "edges", "two"])
 parser.add_argument("--iters", type=int, default=200)
-parser.add_argument("--rate", type=float, nargs="+", default=[1.5e-7])
+parser.add_argument("--rate", type=float, nargs="+", default=[5e-6])
 parser.add_argument("--tiny", action="store_true", help="a model for a CPU, to see that the script runs")
 args = parser.parse_args()
 device = "cpu" if args.tiny else "cuda"

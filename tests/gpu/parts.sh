@@ -583,12 +583,12 @@ gap() {
 # on their gap: `-whole`, the emulated ones, and `bf16-again`, which starts from weights that differ by 1e-6 of themselves and shows
 # what becomes of roundings in BF16 alone. FP8_BASE: empty where $OUT/fp8-bf16.log is there already.
 fp8() {
-  local rate="${FP8_LR:-1.5e-7}"
+  local rate="${FP8_LR:-5e-6}"
   local shape=(model.seq_length=2048 dataset.seq_length=2048 train.micro_batch_size=4 train.global_batch_size=8
     model.vocab_size=128256 train.train_iters=200 validation.eval_iters=0 scheduler.lr_warmup_iters=10 scheduler.lr_decay_iters=200
     optimizer.lr="$rate" optimizer.min_lr="$rate" logger.log_interval=1 logger.log_throughput=true)
   local name status layers
-  for name in ${FP8_BASE-bf16} ${FP8_RECIPES:-current delayed subchannel}; do
+  for name in ${FP8_BASE-bf16} ${FP8_RECIPES:-current delayed-edges subchannel-edges}; do
     status=0 layers=()
     case "$name" in
       bf16) layers=(mixed_precision=bf16_mixed) ;;
@@ -693,7 +693,7 @@ train2() {
 # A report without a bound: how far FP8 is from BF16 in PyTorch, with the same shape, data and rates.
 fp8_torch() {
   local status=0
-  python3 "$here/fp8_in_torch.py" ${FP8_RUNS:-bf16 whole edges} --rate ${FP8_LR:-1.5e-7} >"$OUT/fp8_in_torch.log" 2>&1 || status=$?
+  python3 "$here/fp8_in_torch.py" ${FP8_RUNS:-bf16 whole edges} --rate ${FP8_LR:-5e-6} >"$OUT/fp8_in_torch.log" 2>&1 || status=$?
   grep -E "nats|gap|Error" "$OUT/fp8_in_torch.log"
   verdict fp8_torch "$status"
 }
