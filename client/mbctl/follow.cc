@@ -49,7 +49,10 @@ class Follower {
   }
 
   int Run() {
-    const Interrupt interrupt([this](int count) { OnInterrupt(count); });
+    // What a CI runner sends to a job that it gives up. Without the cancelling these end mbctl alone, as they do other programs.
+    const std::vector<int> signals =
+        options_.cancel_on_interrupt ? std::vector<int>{SIGINT, SIGTERM, SIGHUP} : std::vector<int>{SIGINT};
+    const Interrupt interrupt([this](int count) { OnInterrupt(count); }, signals);
     std::jthread timer;
     if (options_.timeout_seconds) {
       timer = std::jthread([this](std::stop_token stop) { Expire(stop); });
@@ -237,7 +240,7 @@ void AddFollowFlags(CLI::App* command, FollowFlags* flags, bool with_mode) {
   command->add_option("--timeout", flags->timeout, "Stop waiting after this time (90s, 10m, 2h): exit code 6, the job goes on")
       ->type_name("TIME");
   command->add_flag("--cancel-on-interrupt", flags->cancel_on_interrupt,
-                    "Ctrl-C cancels the job (for CI); without it Ctrl-C only detaches");
+                    "Ctrl-C, SIGTERM and SIGHUP cancel the job (for CI); without it Ctrl-C only detaches");
 }
 
 absl::StatusOr<FollowOptions> ToFollowOptions(const FollowFlags& flags) {

@@ -159,11 +159,11 @@ class Interrupted : public Mbctl {
     };
     fake_.Start();
   }
-  Result RunAndInterrupt(std::vector<std::string> arguments) {
-    std::jthread user([this] {
+  Result RunAndInterrupt(std::vector<std::string> arguments, int signal = SIGINT) {
+    std::jthread user([this, signal] {
       while (!watching_) std::this_thread::sleep_for(milliseconds(5));
       std::this_thread::sleep_for(milliseconds(50));
-      kill(getpid(), SIGINT);
+      kill(getpid(), signal);
     });
     return Run(std::move(arguments),
                [](auto* options) { options->silence_limit = options->lost_after = std::chrono::seconds(20); });
@@ -181,6 +181,19 @@ TEST_F(Interrupted, CtrlCDetaches) {
 TEST_F(Interrupted, CancelOnInterruptCancelsAndReportsTheEnd) {
   const Result result = RunAndInterrupt({"wait", "j-abc", "--cancel-on-interrupt"});
   EXPECT_EQ(result.code, 5);
+  EXPECT_TRUE(cancelled_);
+}
+
+TEST_F(Interrupted, CancelOnInterruptCancelsWhenARunnerEndsIt) {
+  const Result result = RunAndInterrupt({"wait", "j-abc", "--cancel-on-interrupt"}, SIGTERM);
+  EXPECT_EQ(result.code, 5);
+  EXPECT_TRUE(cancelled_);
+}
+
+TEST_F(Interrupted, CancelGoesOnAfterAWrongName) {
+  const Result result = Run({"cancel", "j-000", "j-abc"});
+  EXPECT_EQ(result.code, 3);
+  EXPECT_THAT(result.err, HasSubstr("j-000"));
   EXPECT_TRUE(cancelled_);
 }
 

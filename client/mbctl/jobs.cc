@@ -135,6 +135,13 @@ void AddGet(CLI::App* app, Session* session) {
   }
 }
 
+int CancelOne(Session* session, client::Client* client, const std::string& name, bool kill) {
+  MBCTL_ASSIGN_OR_FAIL(const v1::Job found, *session, FindJob(client, name));
+  MBCTL_ASSIGN_OR_FAIL(const v1::Job job, *session, client->CancelJob(found.job_id(), kill));
+  session->Print(job, job.job_id(), [&] { return fmt::format("{}  {}\n", job.job_id(), StateName(job.state())); });
+  return client::kExitOk;
+}
+
 void AddCancel(CLI::App* app, Session* session) {
   struct Flags {
     std::vector<std::string> jobs;
@@ -147,12 +154,12 @@ void AddCancel(CLI::App* app, Session* session) {
   command->callback([=] {
     session->action = [=]() -> int {
       MBCTL_ASSIGN_OR_FAIL(client::Client * client, *session, session->Connect());
-      for (const std::string& name : flags->jobs) {
-        MBCTL_ASSIGN_OR_FAIL(const v1::Job found, *session, FindJob(client, name));
-        MBCTL_ASSIGN_OR_FAIL(const v1::Job job, *session, client->CancelJob(found.job_id(), flags->kill));
-        session->Print(job, job.job_id(), [&] { return fmt::format("{}  {}\n", job.job_id(), StateName(job.state())); });
+      int first_failure = client::kExitOk;
+      for (const std::string& name : flags->jobs) {  // A wrong name must not leave the others running.
+        const int code = CancelOne(session, client, name, flags->kill);
+        if (first_failure == client::kExitOk) first_failure = code;
       }
-      return client::kExitOk;
+      return first_failure;
     };
   });
 }

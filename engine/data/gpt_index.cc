@@ -28,10 +28,11 @@ absl::StatusOr<GptIndexPlan> PlanGptIndex(const std::string& what, int64_t token
     plan.epochs = (options.samples * length + extra + tokens_per_epoch - 1) / tokens_per_epoch;
   }
   const int64_t documents = options.sequences.end - options.sequences.begin;
-  if (plan.epochs > INT32_MAX / documents) {
-    return InvalidDataSetting("dataset", fmt::format("{}: {} epochs of {} documents pass 2^31 - 1 document visits; ask for "
-                                                     "fewer samples than {}",
-                                                     what, plan.epochs, documents, options.samples));
+  if (const int64_t most = INT32_MAX / documents; plan.epochs > most) {
+    return InvalidDataSetting(
+        "dataset", fmt::format("{}: {} samples are {} epochs of {} documents, which pass 2^31 - 1 document visits; at most {} "
+                               "samples do not: lower train.train_iters (samples are iterations times train.global_batch_size)",
+                               what, options.samples, plan.epochs, documents, (most * tokens_per_epoch - extra) / length));
   }
   const int64_t tokens = plan.epochs * tokens_per_epoch - extra;
   if (options.drop_last_partial) {

@@ -112,7 +112,16 @@ void CheckMemory(const v1::RankSpec& spec, const TrainingPlan& plan, v1::Preflig
 void CheckDisk(const v1::RankSpec& spec, v1::PreflightResult* result) {
   const int64_t checkpoint = spec.resolved().per_rank().checkpoint_bytes();
   if (spec.checkpoint_directory().empty()) return;
-  const auto free_disk = FreeDiskBytes(ExistingParent(spec.checkpoint_directory()));
+  const std::string parent = ExistingParent(spec.checkpoint_directory());
+  std::error_code error;
+  if (!std::filesystem::is_directory(parent, error) || ::access(parent.c_str(), W_OK | X_OK) != 0) {
+    const std::string why = std::filesystem::is_directory(parent, error) ? "cannot be written to" : "is not a directory";
+    AddProblem(result, v1::REASON_CHECKPOINT_IO_ERROR, "checkpoint.save",
+               fmt::format("{} cannot hold checkpoints: {} {}. Mend that, or choose another root or run name",
+                           spec.checkpoint_directory(), parent, why));
+    return;
+  }
+  const auto free_disk = FreeDiskBytes(parent);
   if (!free_disk.ok()) {
     AddProblems(free_disk.status(), "checkpoint.save", v1::REASON_CHECKPOINT_IO_ERROR, result);
     return;

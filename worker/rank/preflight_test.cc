@@ -1,6 +1,12 @@
 // What the check of a node refuses before a rank, and with it a GPU, is taken.
 #include "worker/rank/preflight.h"
 
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -106,6 +112,19 @@ TEST(PreflightTest, AMicroBatchOfOneIsNotBlamedAndGpusThatAreMissingAreNamed) {
   EXPECT_EQ(result.problems(0).reason(), v1::REASON_OUT_OF_MEMORY);
   EXPECT_EQ(result.problems(0).field(), "model");
   EXPECT_THAT(result.problems(0).description(), HasSubstr(" GPUs, 1 is here)"));
+}
+
+TEST(PreflightTest, AFileWhereCheckpointsShouldGoIsFoundBeforeTheTraining) {
+  const std::filesystem::path file = std::filesystem::path(testing::TempDir()) / fmt::format("preflight-{}", getpid());
+  std::ofstream(file) << "not a directory";
+  v1::RankSpec spec = Spec({"model.num_layers=2"}, v1::DEVICE_CPU, 0);
+  spec.set_checkpoint_directory(file / "checkpoints");
+  const v1::PreflightResult result = CheckNode(spec);
+  std::filesystem::remove(file);
+  ASSERT_EQ(result.problems_size(), 1) << result.DebugString();
+  EXPECT_EQ(result.problems(0).field(), "checkpoint.save");
+  EXPECT_THAT(result.problems(0).description(), HasSubstr(file.string() + " is not a directory"));
+  EXPECT_EQ(CheckNode(Spec({"model.num_layers=2"}, v1::DEVICE_CPU, 0)).problems_size(), 0);
 }
 
 TEST(PreflightTest, AGpuWithoutKernelsIsRefusedBeforeItIsTaken) {
