@@ -295,6 +295,9 @@ void AddResume(CLI::App* app, Session* session) {
       spec.mutable_start()->set_mode(v1::START_MODE_RESUME);
       spec.mutable_start()->set_checkpoint_id(flags->from);
       if (const absl::Status status = Apply(*flags, &spec); !status.ok()) return session->Fail(status);
+      // The newest of a run may be one that failed over an override.
+      session->Say(fmt::format("recipe and overrides of {} ({}); others: resume JOB", parent.job_id(),
+                               StripPrefix(v1::JobState_Name(parent.state()), "JOB_STATE_")));
       return Submit(session, spec, *flags);
     };
   });
