@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/core/cuda/check.h"
@@ -299,7 +300,8 @@ double InSequence(Bench& bench, const Operands& x, const Model& model, const Att
   return bench.Time(microbatch);
 }
 
-int Run() {
+// only_ceiling: prints the line of the ceiling and nothing else.
+int Run(bool only_ceiling) {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
     std::puts("no GPU on this machine");
@@ -313,6 +315,10 @@ int Run() {
                    {bench.Random(DType::kF32, kVocabulary * kHidden), DType::kF32, 0, 0, 0},
                    {bench.Random(DType::kBF16, kTokens * kVocabulary), DType::kBF16, 0, 0, 0}};
   const double ceiling = Ceiling(bench, x);
+  if (only_ceiling) {
+    std::printf("ceiling: %.0f TFLOP/s for 8192^3 BF16\n", ceiling);
+    return 0;
+  }
   std::vector<std::string> lines;
   for (const Model& model : kModels) {
     const ProductTimes products = BenchProducts(bench, x, model, ceiling);
@@ -341,9 +347,9 @@ int Run() {
 }  // namespace
 }  // namespace mbridge
 
-int main() {
+int main(int argc, char** argv) {
   try {
-    return mbridge::Run();
+    return mbridge::Run(argc > 1 && std::string_view(argv[1]) == "ceiling");
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

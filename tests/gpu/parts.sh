@@ -4,7 +4,7 @@ set -uo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 OUT="${OUT:-$here/results}"
 mkdir -p "$OUT"
-rm -f "$OUT/medians.txt" "$OUT/peer.txt"
+rm -f "$OUT/medians.txt" "$OUT/peer.txt" "$OUT/ceiling.txt"
 export PATH="$here/bin:$PATH" NCCL_NVLS_ENABLE=0 MB_TEST_DATA="$here/mlm"
 libraries="$here/lib"
 # The cuDNN and NCCL of a PyTorch installation are often newer than the system's.
@@ -235,9 +235,14 @@ kernels() {
   ceiling
 }
 
+# The rate of a long product on this card now, against which `median` puts the rates of a step.
+product_ceiling() { run "$here/tests/cuda_gemm_bench" ceiling | tee "$OUT/ceiling.txt"; }
+
 # median NAME LOG: of the iterations from the fourth on.
 median() {
-  grep -oE "iteration +[0-9]+/.*tokens/s: [0-9.]+" "$2" | awk -v name="$1" '
+  local ceiling
+  ceiling="$(sed -nE 's/^ceiling: ([0-9]+) .*/\1/p' "$OUT/ceiling.txt" 2>/dev/null)"
+  grep -oE "iteration +[0-9]+/.*tokens/s: [0-9.]+" "$2" | awk -v name="$1" -v ceiling="${ceiling:-0}" '
     { match($0, /iteration \(ms\): [0-9.]+/); ms = substr($0, RSTART + 16, RLENGTH - 16)
       match($0, /GPU\): [0-9.]+/); tf = RSTART ? substr($0, RSTART + 6, RLENGTH - 6) : "-"
       match($0, /tokens\/s: [0-9.]+/); tok = substr($0, RSTART + 10, RLENGTH - 10)
@@ -246,8 +251,8 @@ median() {
       for (i = 1; i <= n; i++) for (j = i + 1; j <= n; j++) if (m[j] < m[i]) {
         x = m[i]; m[i] = m[j]; m[j] = x; x = t[i]; t[i] = t[j]; t[j] = x; x = f[i]; f[i] = f[j]; f[j] = x }
       k = int((n + 1) / 2)
-      printf "OURS %s: median of %d iterations %.1f ms, %.0f tokens/s, %s TFLOP/s/GPU (%.0f %% of 989)\n", name, n, m[k], t[k], f[k],
-        f[k] / 9.89 }' | tee -a "$OUT/medians.txt"
+      printf "OURS %s: median of %d iterations %.1f ms, %.0f tokens/s, %s TFLOP/s/GPU (%.0f %% of 989%s)\n", name, n, m[k], t[k], f[k],
+        f[k] / 9.89, (ceiling > 0 ? sprintf(", %.0f %% of %d", 100 * f[k] / ceiling, ceiling) : "") }' | tee -a "$OUT/medians.txt"
 }
 
 # Of the rate at which the products and the attention of a 1B step alone would go, one after the other: where `kernels` and `train`
@@ -508,6 +513,7 @@ qwen_half=(model.num_layers=24 model.hidden_size=896 model.num_attention_heads=1
 # In turn with PyTorch (torch_peer.py), each side with several micro-batches: the better mean of its turns counts.
 train1b() {
   local turn micro shape peer=yes
+  product_ceiling
   python3 -c 'import torch' 2>/dev/null || { peer=no; echo "SKIPPED 1b beside PyTorch: python3 here has no torch"; }
   for turn in $(seq "${TURNS:-2}"); do
     for micro in ${MICRO_BATCHES:-1 2 4}; do
@@ -549,6 +555,7 @@ bench8b() {
 }
 
 train8b() {
+  product_ceiling
   bench8b 8b
   at_least 8b 11000
   train8b_fp8
@@ -680,6 +687,7 @@ share() {
 }
 
 train2() {
+  product_ceiling
   bench 1b-one llama32_1b_pretrain_config 1 "${long[@]}" "${ten[@]}" train.global_batch_size=8
   bench 1b-dp2 llama32_1b_pretrain_config 2 "${long[@]}" "${ten[@]}" train.global_batch_size=16
   share 1b-dp2 1b-one 0.95
