@@ -77,9 +77,10 @@ Try next (the service keeps running; \`mbctl admin shutdown\` ends it):
     optimizer.lr=3e-4 optimizer.min_lr=3e-5 scheduler.lr_warmup_iters=1 scheduler.lr_decay_iters=10 \\
     rng.seed=1234 logger.log_interval=1
 
-  mbctl metrics $job          # the loss as a table and a plot
+  mbctl metrics $job          # the loss as a table; --plot draws it
 
   mbctl translate --num-layers 2 --hidden-size 256 --num-attention-heads 4 --seq-length 512 \\
-    --max-position-embeddings 512 --micro-batch-size 4 --global-batch-size 32 --lr 3e-4 --train-iters 10 --bf16
+    --max-position-embeddings 512 --micro-batch-size 4 --global-batch-size 32 --lr 3e-4 --train-iters 10 --bf16 \\
+    --tokenizer-type NullTokenizer --vocab-size 32000
 TEXT
 exit "$verdict"
